@@ -175,9 +175,8 @@ def kernels(day: Day, what: str, run: Callable[[], object], parts: int) -> None:
     with torch.profiler.profile(activities=kinds) as profiler:
         day.seconds(run)
     events = profiler.key_averages()
-    host = (
-        torch.autograd.DeviceType.CPU
-    )  # an operation's device time is that of its kernels, which have rows of their own
+    # An operation's device time is that of its kernels, which have rows of their own.
+    host = torch.autograd.DeviceType.CPU
     on_device = [(one.key, one.self_device_time_total, one.count) for one in events if one.device_type != host]
     on_host = [(one.key, one.self_cpu_time_total, one.count) for one in events if one.device_type == host]
 

@@ -223,6 +223,13 @@ def test_weights_in_bfloat16_are_offered_where_they_help_only():
     assert all("--sync-every micro-batch" in flags for flags, _ in found if "--lora-rank" not in flags)
 
 
+def test_how_responses_are_sampled_is_said():
+    for graphs, said in (("auto", ", with CUDA graphs, with merged adapters"), ("off", ", with merged adapters")):
+        settings = plan_settings(PPOConfig)(model="0.5B", gpu_gb=80.0, lora_rank=16, cuda_graphs=graphs)
+        (line,) = [one for one in plan_report(settings, KNOWN.__getitem__) if one.startswith("sampling: ")]
+        assert line.partition(" responses at a time")[2] == said
+
+
 def test_dividing_is_offered_to_several_ranks_only():
     lines = plan_report(plan_settings(GRPOConfig)(model="4B", gpu_gb=80.0, ranks=8), KNOWN.__getitem__)
     assert "GB on each of 8 ranks, in the phase" in lines[-3]

@@ -235,6 +235,14 @@ def test_graphs_are_planned_where_there_is_room(changes, free, graphs):
     assert ("cache and logits of graphs" in found.phases["backward"]) is graphs
 
 
+def test_graphs_stay_with_more_rows_and_merged_adapters():
+    """What is planned after them does not forget them."""
+    config = replace(ONLINE, critic="shared", lora_rank=16, rollout_batch_size=256, rollout_micro_batch_size=None)
+    found = plan_of(config, KNOWN.__getitem__, Lengths(1024, 512), device="cuda", half=True, free=400 * GB)
+    assert (found.sampled_rows, found.merges_adapters, found.graphs) == (256, True, True)
+    assert "cache and logits of graphs" in found.phases["backward"]
+
+
 def test_a_cpu_has_no_graphs_to_plan():
     found = plan_of(ONLINE, KNOWN.__getitem__, Lengths(1024, 512), device="cpu", half=False, free=800 * GB)
     assert not found.graphs

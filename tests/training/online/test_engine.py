@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 from cases import often
 from heedful import A2CConfig, ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, RewardError, train_grpo, train_ppo
+from heedful.algorithms.online.start import start
+from heedful.devices import CAPABILITIES
 from heedful.engines import generate
 from heedful.models import Policy, RewardModel
+from heedful.training import memory_preflight
 from jsonl import read_jsonl, timeless
 from trainers import TRAIN
 
@@ -142,3 +146,13 @@ def test_as_many_rows_are_read_without_gradients_as_are_sampled(config, reward_m
     train_ppo(config(steps=1, rewards=(reward_model,), **limits))
     assert (max(rows[False]), max(rows[True]), max(rows["scored"])) == (most, 1, most)
     assert max(rows["sampled"]) == 3
+
+
+@pytest.mark.parametrize(("free", "graphs"), [(80e9, "on"), (0.0, "auto")])
+def test_a_run_on_a_device_with_graphs_samples_with_them_if_there_is_room(config, length, monkeypatch, free, graphs):
+    """What the settings leave to the plan is on, or stays auto, which samples without."""
+    monkeypatch.setitem(CAPABILITIES, "cpu", replace(CAPABILITIES["cpu"], graphs=True))
+    monkeypatch.setattr(memory_preflight, "free_memory", lambda _: free)
+    monkeypatch.setattr(memory_preflight, "planned_as", lambda _: "cuda")
+    learner = start(config(memory_check=False, score_norm_samples=0), [length]).learner
+    assert learner.sampler.options.cuda_graphs == graphs
