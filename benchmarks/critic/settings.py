@@ -52,6 +52,7 @@ def common(model: str, lengths: Sequence[int], seed: int, output: Path) -> dict[
         "rollout_batch_size": ROLLOUT,
         "minibatch_size": MINIBATCH,
         "micro_batch_size": MINIBATCH,
+        "micro_batch_tokens": 8192,
         "ppo_epochs": 1,
         "max_new_tokens": max(lengths) + 1,
         "max_prompt_tokens": max(lengths) + 2,

@@ -136,7 +136,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "sum": {
         "records": demonstrations,
         "lengths": [*LETTERS],
-        "max_steps": 300,
+        "max_steps": 1500,
         "batch_size": 16,
         "lr_schedule": "linear",
     },
@@ -155,6 +155,7 @@ def train(model: Path, name: str, seed: int, *, records: Any, lengths: Sequence[
         device="cpu",
         dtype="float32",
         micro_batch_size=settings["batch_size"],
+        micro_batch_tokens=2048,
         warmup_steps=10,
         adam_beta2=0.98,
         eval_fraction=0,
