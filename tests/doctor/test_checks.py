@@ -270,6 +270,13 @@ def test_a_reward_of_an_empty_response(function, check):
     assert found(one) == (check and (check, "warn"))
 
 
+def test_a_critic_that_was_trained_does_not_start_at_0():
+    scores = [1000.0 + place for place in range(64)]
+    settings = PPOConfig(model="m", data="d", output="o", rewards=("rule:digits",), critic="separate")
+    assert rewards.scale(scores, settings, 1.0).check == "reward-scale"
+    assert rewards.scale(scores, replace(settings, value_model="critic"), 1.0) is None
+
+
 @pytest.mark.parametrize(
     ("totals", "is_found"), [([1.0, 1.0, 2.0, 2.0], True), ([1.0, 0.5, 2.0, 2.0], False), ([1.0, 1.0, 1.0, 1.0], False)]
 )

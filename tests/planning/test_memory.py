@@ -7,11 +7,13 @@ import torch
 
 from cases import pairs_often
 from heedful import CriticConfig, DPOConfig, GRPOConfig, PPOConfig, RewardConfig, SFTConfig, make_tiny_model
+from heedful.algorithms.online.critic import freeze
 from heedful.configs.options import LoRAOptions
 from heedful.engines import cuda_graph, kv_cache
 from heedful.kernels import attention, head_logprobs
 from heedful.kernels.cpu import layers
 from heedful.models import add_adapters, load_policy, value_model
+from heedful.models.load import load_value_model
 from heedful.models.shape import load_shape
 from heedful.planning import memory
 from heedful.planning.memory import FOUR_BIT, GB, Lengths, plan_of, saved_per_token
@@ -23,6 +25,7 @@ SMALL = decoder(
     vocabulary=1000, hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, tied=True, head_norms=True
 )
 """Per layer 10 * (10 + 5 + 5 + 10 + 3 * 20) = 900 weights in matrices and 10 + 10 + 5 + 5 = 30 in norms."""
+CPU = torch.device("cpu")
 BASE = {"model": "m", "data": "d", "output": "o"}
 SFT = SFTConfig(**BASE, batch_size=8, micro_batch_size=4)
 
@@ -288,6 +291,25 @@ def test_what_saves_memory_does_so_in_the_plan():
     ):
         length = 512 + change.get("max_new_tokens", 512)
         assert on_gpu(replace(ONLINE, **change), length).peak < most, change
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_attention_that_stays_has_no_gradients_and_no_moments(tmp_path, architecture):
+    make_tiny_model(architecture, tmp_path)
+    shape = load_shape(str(tmp_path))
+    critic = load_value_model(str(tmp_path), device=CPU, compute_dtype=torch.float32)
+    freeze(critic, ["attn" if architecture == "gpt2" else "self_attn"])
+    matrices = [p for p in critic.trunk.parameters() if p.dim() == 2 and not p.requires_grad]
+    assert shape.attention == sum(p.numel() for p in matrices) > 0
+
+    ppo = PPOConfig(**BASE, rewards=("rule:digits",), max_new_tokens=8, critic="separate")
+    names = ("attn",) if architecture == "gpt2" else ("self_attn",)
+    whole, frozen = (
+        phases(config, shape, lengths=Lengths(16, 8))["step"] for config in (ppo, replace(ppo, value_freeze=names))
+    )
+    assert "critic, frozen" not in whole
+    assert frozen["critic, frozen"] == whole["critic, trained"] - frozen["critic, trained"] == 4 * shape.attention
+    assert whole["moments of the optimizer"] - frozen["moments of the optimizer"] == 8 * shape.attention
 
 
 def test_the_peak_is_the_largest_phase():

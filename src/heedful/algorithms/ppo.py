@@ -16,6 +16,7 @@ it; nothing is bootstrapped after a cut; by default the value loss leaves the tr
 pass gives the old log-probs.
 """
 
+import math
 import time
 from typing import Unpack
 
@@ -105,7 +106,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
         advantages=advantages,
         old_values=values,
         returns=returns,
-        kl=(scored.shaped if ref_logprobs is None else ref_logprobs).new_zeros(len(mask)) if kl is None else kl,
+        kl=torch.full(mask.shape[:1], math.nan, dtype=logprobs.dtype, device=mask.device) if kl is None else kl,
         kl_coef=learner.kl.coef,
         entropy_coef=learner.entropy.coef,
         completions=scored.completions,

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from heedful.errors import CheckpointError, DataError
 from heedful.models.adapters import expert_parameters, read_adapter_config, trained_rows
 from heedful.models.source import Source, explained, load_config, resolve
-from heedful.planning.shapes import Shape
+from heedful.planning.shapes import ATTENTION, Shape
 
 
 def load_shape(model: str | Source) -> Shape:
@@ -54,10 +54,10 @@ def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
     trunk = AutoModel.from_config(config, trust_remote_code=runs_code)
     text = config.get_text_config()
     embedding = trunk.get_input_embeddings().weight
-    linear = [module.weight for module in trunk.modules() if isinstance(module, nn.Linear | Conv1D)]
+    linear = {name: module.weight for name, module in trunk.named_modules() if isinstance(module, nn.Linear | Conv1D)}
     names = expert_parameters(trunk)
     of_experts = [trunk.get_parameter(name) for name in names]
-    counted = {id(parameter) for parameter in (embedding, *linear, *of_experts)}
+    counted = {id(parameter) for parameter in (embedding, *linear.values(), *of_experts)}
     others = [p for p in trunk.parameters() if id(p) not in counted]
     hidden, heads = text.hidden_size, text.num_attention_heads
     size = getattr(text, "head_dim", None) or hidden // heads
@@ -68,8 +68,9 @@ def shape_of(config: Any, *, runs_code: bool = False) -> Shape:
     return Shape(
         embedding=embedding.numel(),
         head=0 if text.tie_word_embeddings else text.vocab_size * hidden,
-        linear=sum(p.numel() for p in linear),
-        edges=sum(sum(p.shape) for p in linear),
+        linear=sum(p.numel() for p in linear.values()),
+        attention=sum(p.numel() for name, p in linear.items() if {*name.split(".")} & {*ATTENTION}),
+        edges=sum(sum(p.shape) for p in linear.values()),
         vectors=sum(p.numel() for p in others),
         layers=text.num_hidden_layers,
         hidden=hidden,

@@ -25,7 +25,7 @@ from typing import Literal
 
 from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.configs.options import ReferenceOptions, TrainingOptions
-from heedful.planning.shapes import Shape
+from heedful.planning.shapes import ATTENTION, Shape
 
 ShapeOf = Callable[[str], Shape]
 """Returns the shape of a model by its name."""
@@ -159,6 +159,8 @@ class _Network:
     adapts_experts: bool = False
     shares_weights: bool = False
     """True if its frozen weights are shared with another network."""
+    still: int = 0
+    """Number of its linear layers' weights that stay although all is trained."""
     linear: float
     head: float
     embedding: float
@@ -174,19 +176,21 @@ class _Network:
     @property
     def frozen(self) -> float:
         """Bytes of the frozen weights."""
-        return 0 if self.trained == "all" or self.shares_weights else self.stored
+        if self.trained == "all":
+            return self.linear * self.still
+        return 0 if self.shares_weights else self.stored
 
     @property
     def learned(self) -> int:
         """Number of trained weights."""
         if self.trained == "all":
-            return self.shape.parameters
+            return self.shape.parameters - self.still
         return self.rank * (self.shape.edges + (self.shape.expert_edges if self.adapts_experts else 0))
 
     @property
     def gradients(self) -> float:
         """Bytes of the trained weights, and so of their gradients. Adapters are in float32."""
-        return self.stored if self.trained == "all" else 4 * self.learned
+        return self.stored - self.frozen if self.trained == "all" else 4 * self.learned
 
     @property
     def folded(self) -> float:
@@ -300,7 +304,10 @@ class _Run:
             start = next((r.removeprefix("model:") for r in config.rewards if r.startswith("model:")), config.model)
         is_policy = bool(config.lora_rank) and config.critic == "separate" and start == config.model
         shares_weights = is_policy and not self.is_divided
-        return self._network(self.shape_of(start).trunk, learns=True, has_logits=False, shares_weights=shares_weights)
+        shape = self.shape_of(start).trunk
+        network = self._network(shape, learns=True, has_logits=False, shares_weights=shares_weights)
+        stays = {*ATTENTION} & {*config.value_freeze}  # other parts are planned as if they learned
+        return replace(network, still=shape.attention if stays else 0)
 
     def _network(
         self,

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+ATTENTION = ("self_attn", "attn", "attention")
+"""Names of a layer's attention, as ``--value-freeze`` has them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -14,6 +17,8 @@ class Shape:
     """Parameters of the output head; 0 if it is tied to the embeddings, or there is none."""
     linear: int
     """Parameters of the linear layers' matrices below the head."""
+    attention: int
+    """Those of attention among them."""
     edges: int
     """Inputs plus outputs of those matrices, summed: adapters of rank r have r * edges parameters."""
     vectors: int
@@ -89,13 +94,15 @@ def decoder(
 ) -> Shape:
     """The shape of a Llama, Qwen2 (``biases`` of queries, keys and values) or Qwen3 (``head_norms``) decoder."""
     query, key = heads * head_dim, kv_heads * head_dim
-    linear = hidden * (2 * query + 2 * key + 3 * intermediate)
+    attention = hidden * (2 * query + 2 * key)
+    linear = attention + 3 * hidden * intermediate
     edges = 7 * hidden + 2 * query + 2 * key + 3 * intermediate
     vectors = 2 * hidden + (query + 2 * key if biases else 0) + (2 * head_dim if head_norms else 0)
     return Shape(
         embedding=vocabulary * hidden,
         head=0 if tied else vocabulary * hidden,
         linear=layers * linear,
+        attention=layers * attention,
         edges=layers * edges,
         vectors=layers * vectors + hidden,
         layers=layers,

@@ -1,5 +1,6 @@
 """Every rollout as Parquet: what is in it, what is left of it after a kill, and that nothing is there twice."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +231,27 @@ def test_the_ratio_is_that_of_the_last_pass(config):
     train_ppo(once, [varied])
     ratios = [max(map(abs, row["log_ratio"])) for row in rows_of(once.output)]
     assert sorted(ratio > 1e-4 for ratio in ratios) == [False] * 4 + [True] * 4
+
+
+def test_kl_that_no_pass_measured_is_missing(config):
+    """SAO has no pass before the update, and a limit on approx_kl ends its passes after the second of four."""
+    settings = config(
+        rollouts="all",
+        eval_fraction=0.0,
+        steps=1,
+        policy_loss="sao",
+        critic="separate",
+        kl_in="loss",
+        kl_kind="k3",
+        ppo_epochs=1,
+        minibatch_size=2,
+        learning_rate=1e-2,
+        approx_kl_limit=1e-9,
+        sample_every=1,
+        num_samples=8,
+    )
+    train_ppo(settings, [varied])
+    rows = rows_of(settings.output)
+    assert sum(row["kl"] is None for row in rows) == len(rows) // 2 == 4
+    shown = [json.loads(line) for line in (settings.output / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert sorted({row["kl"] is None for row in shown}) == [False, True]

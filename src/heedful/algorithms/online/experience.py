@@ -44,8 +44,8 @@ class Experience:
     """None without a critic, as are ``returns``."""
     returns: Float[Tensor, "batch time"] | None
     kl: Float[Tensor, " all"]
-    """KL to the reference of every response of the rollout batch, `core.response_kl`. Zero without a KL penalty or if
-    ``old_logprobs`` is None."""
+    """KL to the reference of every response of the rollout batch, `core.response_kl`. NaN where no pass has
+    measured it."""
     kl_coef: float
     """The coefficient of the KL penalty in this step."""
     entropy_coef: float

@@ -111,7 +111,9 @@ def _table(
         ),
         "shaped_score": pa.array([next(shaped) if id(one) in learned else None for one in completions], pa.float64()),
         "kl": pa.array(
-            [next(known) if kl is not None and id(one) in learned else None for one in completions], pa.float64()
+            [next(known) if kl is not None and id(one) in learned else None for one in completions],
+            pa.float64(),
+            from_pandas=True,  # what no pass measured is missing
         ),
         "length": pa.array(sampled.lengths.tolist(), pa.int32()),
         "finish_reason": pa.array(["length" if cut else "stop" for cut in sampled.truncated.tolist()], pa.string()),

@@ -262,10 +262,15 @@ def outweighed(totals: Sequence[float | None], config: RolloutConfig, norm_std: 
 
 
 def scale(totals: Sequence[float | None], config: RolloutConfig, norm_std: float) -> Finding | None:
-    """Are scores so large that a value head, which starts at 0, does not get there?"""
+    """Are scores so large that a new value head, which starts at 0, does not get there?"""
     numbers = [total for total in totals if total is not None]
-    has_head = isinstance(config, OnlineConfig) and config.estimator.critic and config.critic != "reward"
-    if not has_head or config.score_norm_samples or len(numbers) < FEWEST:
+    has_new_head = (
+        isinstance(config, OnlineConfig)
+        and config.estimator.critic
+        and config.critic != "reward"
+        and config.value_model is None
+    )
+    if not has_new_head or config.score_norm_samples or len(numbers) < FEWEST:
         return None
     mean, spread = statistics.fmean(numbers) / norm_std, statistics.pstdev(numbers) / norm_std
     if max(abs(mean), spread) <= SCALE:

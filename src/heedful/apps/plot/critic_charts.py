@@ -150,7 +150,8 @@ def _over_lambda(judged: Judged, run: int) -> list[Chart]:
     if judged.group_size > 1:
         of_group = 1 - float(core.explained_variance(judged.predicted[GROUP], judged.returns, judged.actions))
         lines.append(Line([(0.0, of_group), (1.0, of_group)], run, "group", name=GROUP))
-    marks = {float(torch.as_tensor(judged.gae_lambda, dtype=torch.float64).mean()): lambda_named(judged.gae_lambda)}
+    used = judged.gae_lambda
+    marks = {float(used.mean() if isinstance(used, Tensor) else used): lambda_named(used)}
     vertical = "share of that without a critic"
     return [Chart("variance of the advantage", "lambda", vertical, lines, None, marks)]
 
