@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import Rewards, action_rewards
+from heedful.algorithms.online.advantages import Rewards, action_mask, action_rewards
 from heedful.algorithms.online.experience import Experience, finite_rows
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
@@ -81,7 +81,7 @@ def make_experience(learner: Learner[CriticConfig], scored: ScoredBatch) -> Expe
     cfg, batch, mask, started = learner.config, scored.batch, scored.batch.response_mask, time.perf_counter()
     rewards = rewards_of(learner, scored.responses, scored.reward_scores, scored.shaped)
     per_token = action_rewards(rewards, cfg)
-    returns = core.rewards_to_go(per_token, mask, gamma=cfg.gamma)
+    returns = core.rewards_to_go(per_token, action_mask(mask, cfg), gamma=cfg.gamma)
     assert rewards.values is not None
     return Experience(
         batch=batch,
@@ -160,7 +160,7 @@ class Evaluation:
             return {}
         self._known = self._known or _asked(learner, held_out)
         (responses, given), config = self._known, learner.config
-        scores, mask = given.without_failed(), responses.mask
+        scores, mask = given.without_failed(), action_mask(responses.mask, config)
         totals = torch.tensor(scores.totals, device=mask.device)
         rewards = rewards_of(learner, responses, scores, shape_scores(totals, responses, learner.score_norm, config))
         returns, values = core.rewards_to_go(action_rewards(rewards, config), mask, gamma=config.gamma), rewards.values

@@ -24,7 +24,13 @@ import torch
 from torch import Tensor
 
 from heedful import core
-from heedful.algorithms.online.advantages import Rewards, action_mask, apply_importance_weights, estimate_advantages
+from heedful.algorithms.online.advantages import (
+    Rewards,
+    action_mask,
+    apply_importance_weights,
+    estimate_advantages,
+    of_all_tokens,
+)
 from heedful.algorithms.online.experience import Counts, Experience, finite_rows
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.loop import run_online
@@ -93,6 +99,7 @@ def make_experience(learner: Learner[OnlineConfig], scored: ScoredBatch) -> Expe
     advantages, returns = estimate_advantages(rewards, cfg)
     if cfg.whiten_advantages:
         advantages = core.whiten(advantages, action_mask(mask, cfg))
+    advantages = of_all_tokens(advantages, mask, cfg)
     advantages, weight_metrics = apply_importance_weights(
         advantages, None if old is None else old.logprobs, scored.responses, cfg
     )

@@ -34,6 +34,7 @@ from heedful.redact import redact
 from heedful.types import MicroBatch
 
 Advantage = Literal["gae", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce++"]
+Action = Literal["token", "turn", "response"]
 PolicyLoss = Literal["clip", "a2c", "cispo", "sao"]
 ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 ALARM_NAMES = (
@@ -91,7 +92,11 @@ class ObjectiveOptions(Settings):
     minus the mean of the rollout batch; samples-per-prompt may be 1. reinforce++: the rewards to come at each token, without
     a critic (heedful ppo --advantage reinforce++). python:FILE.py:FUNCTION: a function of yours (docs/extend.md)."""
     gamma: Annotated[float, FRACTION] = 1.0
-    """Discount factor per token."""
+    """Discount factor per action, which is a token unless --action says more."""
+    action: Action | None = None
+    """What the critic judges: it has one value before each action, and gives one advantage to all of the action's tokens;
+    gamma and gae-lambda are per action. token: each token. turn: all that the policy says until somebody else speaks.
+    response: all of it, so gamma and gae-lambda do not apply. None is token, or response with --importance-level sequence."""
     gae_lambda: Annotated[float, FRACTION] = 0.95
     """Trades bias against variance of the advantages: 1 trusts rewards, 0 trusts values."""
     gae_lambda_alpha: Annotated[float | None, POSITIVE] = None
@@ -205,9 +210,21 @@ class ObjectiveOptions(Settings):
         return f"--advantage {user_code.name_of(self.advantage)}"
 
     @property
+    def action_size(self) -> Action:
+        """What the critic judges; a token without a critic."""
+        if not self.estimator.critic:
+            return "token"
+        return self.action or ("token" if self.importance_level == "token" else "response")
+
+    @property
     def has_response_actions(self) -> bool:
         """Whether a response is a single action for the critic: one value, one reward, one advantage."""
-        return self.estimator.critic and self.importance_level != "token"
+        return self.action_size == "response"
+
+    @property
+    def _of_actions(self) -> str:
+        """The setting that makes a response one action."""
+        return f"--importance-level {self.importance_level}" if self.action is None else f"--action {self.action}"
 
     @property
     def critic_lambda(self) -> float:
@@ -270,7 +287,7 @@ class ObjectiveOptions(Settings):
         if not self.estimator.critic:
             refuse(
                 self,
-                *("gae_lambda", "gae_lambda_alpha", "value_lambda"),
+                *("action", "gae_lambda", "gae_lambda_alpha", "value_lambda"),
                 because=f"is about a critic's values, and {self.advantage_flag} has none; leave it out, or use "
                 "--advantage gae (heedful ppo, a2c)",
             )
@@ -278,8 +295,20 @@ class ObjectiveOptions(Settings):
             refuse(
                 self,
                 *("gamma", "gae_lambda", "gae_lambda_alpha", "value_lambda"),
-                because=f"spreads rewards over tokens, but with --importance-level {self.importance_level} the response is "
-                "one action; leave out one of the two",
+                because=f"spreads rewards over tokens, but with {self._of_actions} the response is one action; leave out "
+                "one of the two",
+            )
+        elif self.importance_level != "token" and self.estimator.critic:
+            raise ConfigError(
+                f"--importance-level {self.importance_level} has one ratio per response, but with --action {self.action} it "
+                "has several advantages; leave out one of the two"
+            )
+        if self.action_size == "turn":
+            refuse(
+                self,
+                "gae_lambda_alpha",
+                because="makes lambda from the number of actions, of which a response of turns has few; leave it out, or use "
+                "--action token",
             )
         if self.gae_lambda_alpha is not None:
             refuse(
@@ -881,8 +910,7 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             )
         if self.rollout_batch_size < 2 and (self.estimator.compares == "batch" or self.has_response_actions):
             reason = (
-                f"with --importance-level {self.importance_level} advantages are whitened over responses, which makes a "
-                "single one 0"
+                f"with {self._of_actions} advantages are whitened over responses, which makes a single one 0"
                 if self.has_response_actions
                 else f"{self.advantage_flag} compares its responses"
             )

@@ -24,6 +24,7 @@ from heedful.core.responses import *
 from heedful.core.rounding import *
 from heedful.core.score_norm import *
 from heedful.core.surrogates import *
+from heedful.core.turns import *
 from heedful.core.value_bins import *
 from heedful.core.values import *
 

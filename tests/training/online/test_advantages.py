@@ -5,8 +5,8 @@ import typing
 import pytest
 import torch
 
-from heedful import ConfigError, GRPOConfig, core
-from heedful.algorithms.online.advantages import ADVANTAGES, Rewards
+from heedful import ConfigError, GRPOConfig, core, train_ppo
+from heedful.algorithms.online.advantages import ADVANTAGES, Rewards, of_all_tokens
 from heedful.configs.online import ESTIMATORS, Advantage
 
 
@@ -68,3 +68,42 @@ def test_what_belongs_to_a_critic_is_refused(config):
     for setting in ({"gae_lambda": 0.9}, {"critic": "separate"}, {"value_coef": 1}):
         with pytest.raises(ConfigError, match="--advantage reinforce\\+\\+ has none"):
             config(advantage="reinforce++", **setting)
+
+
+# The size of an action ---------------------------------------------------------------------------------------------------
+
+
+def test_an_action_is_a_token_a_turn_or_the_response(config):
+    """Two turns of two tokens and of one, between them one of somebody else; rewards 1 and 2, at gamma 1/2 and lambda 1/2."""
+    own = torch.tensor([[True, True, False, True]])
+    rewards, values = torch.tensor([[0.0, 1.0, 9.0, 2.0]]), torch.tensor([[0.5, 0.25, 9.0, -1.0]])
+    given = Rewards(rewards, torch.tensor([3.0]), values, own)
+    both = {"gamma": 0.5, "gae_lambda": 0.5}
+
+    last = 2 + 1
+    of_token_2 = 1 + 0.5 * -1 - 0.25 + 0.25 * last
+    of_token_1 = 0.5 * 0.25 - 0.5 + 0.25 * of_token_2
+    of_turn_1 = 1 + 0.5 * -1 - 0.5 + 0.25 * last
+    for changes, expected, targets in [
+        ({"action": "token"} | both, [of_token_1, of_token_2, 0, last], [of_token_1 + 0.5, of_token_2 + 0.25, 0, 2]),
+        ({"action": "turn"} | both, [of_turn_1, of_turn_1, 0, last], [of_turn_1 + 0.5, 0, 0, 2]),
+        ({"action": "response"}, [3 - 0.5, 3 - 0.5, 0, 3 - 0.5], [3, 0, 0, 0]),
+        ({"importance_level": "sequence"}, [3 - 0.5, 0, 0, 0], [3, 0, 0, 0]),
+    ]:
+        settings = config(**changes)
+        advantages, returns = ADVANTAGES["gae"](given, settings)
+        found = of_all_tokens(advantages, own, settings)
+        torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float32), msg=str(settings.action))
+        torch.testing.assert_close(returns, torch.tensor([targets], dtype=torch.float32))
+
+
+def test_a_turn_without_others_is_a_response(config, length):
+    """Gamma and lambda do not apply to single turns either. Rewards are added up in another order."""
+    settings = {"whiten_rewards": True, "ppo_epochs": 2, "minibatch_size": 4, "critic": "separate"}
+    turns, responses = (
+        train_ppo(config(action=action, output=config().output.with_name(action), **settings), [length])
+        for action in ("turn", "response")
+    )
+    one, other = (dict(run.policy.named_parameters()) for run in (turns, responses))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])

@@ -57,6 +57,7 @@ MOVED = {"ppo_epochs": 6, "minibatch_size": 1}
 """Ratios of bad responses rise only while others are learned from."""
 OPTIONS = {
     "gamma": Option({"gamma": 0.7}),
+    "action": Option({"action": "turn"}),
     "gae-lambda": Option({"gae_lambda": 0.5}),
     "gae-lambda-alpha": Option({"gae_lambda_alpha": 0.5}),
     "value-lambda": Option({"value_lambda": 0.5}),

@@ -53,8 +53,8 @@ class Estimate(NamedTuple):
 
 
 def gae(rewards: Rewards, config: OnlineConfig) -> Estimate:
-    """GAE with a critic (`core.gae`), over tokens, or with one step per response; the critic's targets have a lambda of their
-    own."""
+    """GAE with a critic (`core.gae`), with one step per token, turn or response; the critic's targets have a lambda of their
+    own. Advantages of turns and responses stand at their first tokens (`of_all_tokens`)."""
     assert rewards.values is not None
     actions, alpha = action_mask(rewards.response_mask, config), config.gae_lambda_alpha
     given = action_rewards(rewards, config), rewards.values, actions
@@ -140,21 +140,33 @@ def group_size(rewards: Rewards, config: OnlineConfig) -> int:
 
 
 def action_rewards(rewards: Rewards, config: OnlineConfig) -> Float[Tensor, "batch time"]:
-    """The rewards that a critic's values predict: those of each token, or their sum at the first token of a response."""
-    per_token = rewards.per_token
-    if config.has_response_actions:
-        per_token = core.response_rewards(per_token, rewards.response_mask)
-    return core.rescale(per_token, action_mask(rewards.response_mask, config)) if config.whiten_rewards else per_token
+    """The rewards that a critic's values predict: those of each token, or their sum at the first token of an action."""
+    per_token, mask = rewards.per_token, rewards.response_mask
+    if config.action_size == "response":
+        per_token = core.response_rewards(per_token, mask)
+    elif config.action_size == "turn":
+        per_token = core.action_rewards(per_token, mask, core.turn_starts(mask))
+    return core.rescale(per_token, action_mask(mask, config)) if config.whiten_rewards else per_token
 
 
 def action_mask(response_mask: Tensor, config: OnlineConfig) -> Tensor:
-    """``[batch, time]``, True at the first token of each action: at every response token, or only at the first."""
-    return core.first_in_mask(response_mask) if config.has_response_actions else response_mask
+    """``[batch, time]``, True at the first token of each action: of every token, of the turns, or of the response."""
+    if config.action_size == "turn":
+        return core.turn_starts(response_mask)
+    return core.first_in_mask(response_mask) if config.action_size == "response" else response_mask
 
 
 def _spread(advantages: Float[Tensor, " batch"], rewards: Rewards) -> Estimate:
     """Copy each response's advantage to all of its tokens."""
     return Estimate(torch.where(rewards.response_mask, advantages.unsqueeze(1), 0.0))
+
+
+def of_all_tokens(advantages: Tensor, response_mask: Tensor, config: OnlineConfig) -> Tensor:
+    """Advantages ``[batch, time]`` with those of each action at all of its tokens, for ratios per token. A ratio of a whole
+    response reads its advantage at the first token, as it is."""
+    if config.action_size == "token" or config.importance_level != "token":
+        return advantages
+    return core.spread_over_actions(advantages, response_mask, action_mask(response_mask, config))
 
 
 def apply_importance_weights(

@@ -102,7 +102,7 @@ def _read(run: RunRecord) -> _Read | None:
 
 def _actions(values: Tensor, rewards: Tensor, mask: Tensor, run: RunRecord) -> tuple[Tensor, Tensor, Tensor]:
     """Values, rewards and mask of a step's actions, as the run's settings have them: of tokens, or of whole responses."""
-    actions = mask
-    if run.settings.get("importance_level", "token") != "token":
+    actions, size = mask, run.settings.get("action")
+    if size == "response" or (size is None and run.settings.get("importance_level", "token") != "token"):
         rewards, actions = core.response_rewards(rewards, mask), core.first_in_mask(mask)
     return values, core.rescale(rewards, actions) if run.settings.get("whiten_rewards") else rewards, actions
