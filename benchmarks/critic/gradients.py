@@ -50,7 +50,7 @@ def critics(model: str, n: int, seed: int, sizes: Sizes, output: Path) -> dict[s
     data = prompts(n, sizes.prompts, seed)
     pretrained, warmed = folder / "pretrained", folder / "lambda-95"
     if not (pretrained / "final").exists():
-        config, held_out = critic_settings(model, [n], seed, sizes, pretrained), prompts(n, 16, 6000)
+        config, held_out = critic_settings(model, [n], seed, sizes.critic_steps, pretrained), prompts(n, 16, 6000)
         heedful.train_critic(config, rewards=[right], data=data, eval_data=held_out)
     if not (warmed / "final").exists():
         heedful.train_ppo(warmed_critic_settings(model, [n], seed, sizes, warmed), rewards=[right], data=data)

@@ -159,11 +159,11 @@ def run(
     """One arm with one seed, from its critic's pretraining on. ``count``: different prompts."""
     sizes, seed, rewards = Sizes.of(small=options.small), key["seed"], rewards_of(lengths)
     data = [record for n in lengths for record in prompts(n, count // len(lengths), seed)]
-    critic = options.output / "critics" / "-".join(map(str, [*lengths, "of", count, "seed", seed, sizes.critic_steps]))
+    critic = options.output / "critics" / "-".join(map(str, [*lengths, "of", count, "seed", seed, sizes.pretraining]))
     before = []
     if arm.is_pretrained:  # once for all arms with this seed and these prompts
         if not (critic / "final").exists():
-            settings = critic_settings(options.model, lengths, seed, sizes, critic)
+            settings = critic_settings(options.model, lengths, seed, sizes.pretraining, critic)
             held_out = [record for n in lengths for record in prompts(n, 16 // len(lengths), 6000)]
             heedful.train_critic(settings, rewards=rewards, data=data, eval_data=held_out)
         before = steps_of(critic, lengths)
@@ -233,7 +233,7 @@ def tune_critic(options: argparse.Namespace, results: Results) -> None:
         if results.has(key):
             continue
         folder = options.output / "critics" / f"tune-{rate:g}"
-        settings = critic_settings(options.model, TUNED, 100, Sizes.of(small=options.small), folder)
+        settings = critic_settings(options.model, TUNED, 100, Sizes.of(small=options.small).critic_steps, folder)
         if not (folder / "final").exists():
             data, held_out = prompts(TUNED[0], 4096, 100), prompts(TUNED[0], 16, 6000)
             settings = replace(settings, learning_rate=rate)

@@ -12,7 +12,7 @@ ROLLOUT, MINIBATCH = 64, 32
 ALPHAS = (0.05, 1.5)
 """VAPO's alpha and that of SAO's ports."""
 RATES = {"critic": 1e-3, "ppo": 3e-4, "grpo": 3e-4}
-"""Learning rates. They are to be chosen at 50 digits with seed 100 (``learning.py tune``); these are beginnings."""
+"""Learning rates, chosen at 50 digits with seed 100 (``learning.py tune``)."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class Sizes:
 
     prompts: int = 4096
     critic_steps: int = 40
-    """Rollout batches that a critic learns from before the policy moves."""
+    """Rollout batches that the critics of A1 learn from."""
+    pretraining: int = 20
+    """Those that a critic of A2, B and lag learns from before the policy moves."""
     reference: dict[int, int] = field(default_factory=lambda: {20: 400, 50: 100, 100: 300, 400: 150})
     """Batches of `ROLLOUT` responses in a reference gradient."""
     batches: dict[int, int] = field(default_factory=lambda: {20: 16, 50: 8, 100: 8, 400: 4})
     """Batches whose gradients are compared with it, for each seed."""
-    steps: int = 100
-    """Rollout batches of a run in A2 and B, those of its critic's pretraining among them."""
+    steps: int = 40
+    """Rollout batches of a run in A2, B and lag, those of its critic's pretraining among them."""
     held_out: int = 512
     """Held-out prompts of each length, for the success at the end."""
 
@@ -37,7 +39,7 @@ class Sizes:
         few = dict.fromkeys((20, 50, 100, 400), 2)
         sizes = cls()
         if small:
-            sizes = replace(sizes, critic_steps=2, reference=few, batches=few, steps=4, held_out=64)
+            sizes = replace(sizes, critic_steps=2, pretraining=2, reference=few, batches=few, steps=4, held_out=64)
         return sizes
 
 
@@ -64,12 +66,12 @@ def common(model: str, lengths: Sequence[int], seed: int, output: Path) -> dict[
     }
 
 
-def critic_settings(model: str, lengths: Sequence[int], seed: int, sizes: Sizes, output: Path) -> heedful.CriticConfig:
+def critic_settings(model: str, lengths: Sequence[int], seed: int, steps: int, output: Path) -> heedful.CriticConfig:
     """``heedful critic`` for a fixed number of steps, so that both critics of A1 see as much. With ``eval_data``."""
     return heedful.CriticConfig(
         **common(model, lengths, seed, output),
         critic="separate",
-        steps=sizes.critic_steps,
+        steps=steps,
         learning_rate=RATES["critic"],
         eval_prompts=16,
         eval_every=0,
