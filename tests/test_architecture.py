@@ -18,7 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LEAVES = {
     "errors", "types", "configs", "files", "display", "hub", "faults", "signals", "redact", "lock", "retries", "background",
-    "user_code", "devices", "hosts",
+    "user_code", "devices", "hosts", "processes",
 }  # fmt: skip
 """What every room may import; none of it knows a model."""
 MAY_IMPORT = {
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "retries": "",
     "background": "",
     "user_code": "errors",
+    "processes": "user_code",
     "configs": "errors user_code",
     "devices": "",
     "hosts": "",
@@ -44,11 +45,12 @@ MAY_IMPORT = {
     "models": "kernels core planning",
     "data": "distributed",
     "rewards": "models kernels data core distributed",
-    "engines": "models kernels data core distributed",
+    "environments": "",
+    "engines": "environments models kernels data core distributed",
     "tracking": "",
     "training": "tracking models kernels data core planning distributed",
     "checks": "training rewards models kernels data",
-    "algorithms": "checks training engines rewards models kernels data core planning distributed",
+    "algorithms": "checks training engines environments rewards models kernels data core planning distributed",
     "evaluate": "engines rewards models kernels data core",
     "building_blocks": "algorithms engines rewards models kernels data core",
     # the applications, in apps/: nothing above imports one

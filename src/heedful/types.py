@@ -111,6 +111,25 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Episode:
+    """What a policy and its environment said to each other behind a prompt, and what that was worth."""
+
+    turns: Conversation
+    """The policy's turns as the assistant's messages, and between them what the other one said."""
+    rewards: tuple[float, ...]
+    """Of each of the policy's turns; the last one's with that of the episode. Empty if the environment gives none."""
+    ends: tuple[int, ...]
+    """Number of the policy's own tokens up to the end of each of its turns."""
+    ended: Literal["environment", "turns", "tokens"]
+    """What ended it: the environment, or the limit of turns or of tokens."""
+    calls: int = 0
+    """Number of the policy's calls of tools."""
+    failed_calls: int = 0
+    failure: str = ""
+    """Why the environment failed, as a sentence; then it has no reward."""
+
+
+@dataclass(frozen=True)
 class Completion:
     """A response to a prompt, to be scored."""
 
@@ -122,6 +141,8 @@ class Completion:
     """The response's token ids, without the end token."""
     truncated: bool = False
     """True if the response was cut off by the length limit before its end token."""
+    episode: Episode | None = None
+    """What was said in turns; None without an environment."""
 
     @property
     def thinking(self) -> str | None:

@@ -584,6 +584,42 @@ CORRECT = "add --importance token-truncate"
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions(Settings):
+    """What the policy acts in, or talks with."""
+
+    SECTION = "environment"
+
+    environment: tuple[str, ...] = ()
+    """What the policy speaks with in turns: python:FILE.py:CLASS, a class with TRL's methods for environments (reset, tools,
+    get_reward), and _reply for talk without tools (docs/environments.md). Of several the column `environment` of a record
+    names one. Its rewards are added to --rewards, which it needs not have then."""
+    max_turns: Annotated[int, POSITIVE] = 8
+    """Most turns of the policy in an episode; max-new-tokens are those of all turns, with what the environment says between
+    them."""
+    environment_timeout: Annotated[float, POSITIVE] = 60.0
+    """Seconds for one turn of an environment. One that takes longer is stopped, and its response is left out."""
+
+    def check(self) -> None:
+        super().check()
+        for spec in self.environment:
+            if not spec.startswith(user_code.PREFIX):
+                raise ConfigError(f"--environment {spec} is no class; use python:FILE.py:CLASS")
+            user_code.check_form("--environment", spec)
+        names = [spec.rpartition(":")[2] for spec in self.environment]
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"--environment names several classes {names[0]}; the column `environment` could not tell them apart: rename "
+                "one"
+            )
+        if not self.environment:
+            refuse(
+                self,
+                *("max_turns", "environment_timeout"),
+                because="is about an environment, and there is none: add --environment, or leave it out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepOptions(Settings):
     """Sizes of a step: sampled responses, epochs and minibatches."""
 
@@ -681,6 +717,7 @@ class HeldOutJudgeOptions(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(
     StepOptions,
+    EnvironmentOptions,
     ScoreOptions,
     RolloutSamplingOptions,
     SamplerOptions,
@@ -777,8 +814,24 @@ class RolloutConfig(
         """The metric of evaluations that makes ``best/``: its highest value, of a critic's error the lowest."""
         return "eval/judge_mean" if self.selection_rewards else "eval/objective"
 
+    def _check_environment(self) -> None:
+        """Raise ConfigError for settings that do not go with an environment."""
+        if not self.environment:
+            return
+        if self.response_length != "stop":
+            raise ConfigError(
+                f"--response-length {self.response_length} does not go with --environment, whose turns end with their end "
+                "token; leave out one of the two"
+            )
+        if self.user_engine is not None:
+            raise ConfigError(
+                "--environment does not go with a --sampler of yours, which cannot continue tokens of somebody else: let it "
+                "play the episodes itself (heedful.as_responses takes masks), or leave out one of the two"
+            )
+
     def check(self) -> None:
         super().check()
+        self._check_environment()
         learned_from = [one for one in self.rewards if one in self.selection_rewards]
         if learned_from:
             raise ConfigError(

@@ -200,8 +200,8 @@ class Renderer:
         """The template's text after an answer."""
         self._to_end = 0
         """Number of its characters up to the end of the token that ends the turn."""
-        self._end_token: str = tokenizer.eos_token
-        """The text of that token."""
+        self.end_token: str = tokenizer.eos_token
+        """The text of the token that ends an answer."""
         self._spaces = "", ""
         """White space that the template itself writes between generation prompt and answer, and between answer and end."""
         self._last: tuple[str, list[int]] = ("", [])
@@ -286,8 +286,8 @@ class Renderer:
 
     def _end_of_turn(self, text: str, start: int) -> int:
         """Return the place in a rendering behind the token that ends the turn at ``start``; ``start`` if there is none."""
-        place = text.find(self._end_token, start) if self.ends_turns else -1
-        return start if place < 0 else place + len(self._end_token)
+        place = text.find(self.end_token, start) if self.ends_turns else -1
+        return start if place < 0 else place + len(self.end_token)
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the response's ids of `written`."""
@@ -349,6 +349,13 @@ class Renderer:
         text = prefill + text if prefill else self.opening + text.removeprefix(before)
         return text if truncated else text.removesuffix(after)
 
+    def turn_text(self, before: Sequence[int], ids: Sequence[int], *, truncated: bool) -> str:
+        """Return the text of a policy's later turn in a conversation, as `response_text` does of its first."""
+        text = self.encoder.decode_after(before, ids)
+        start, end = self._spaces
+        text = self.opening + text.removeprefix(start)
+        return text if truncated else text.removesuffix(end)
+
     def completion(
         self, prompt: Prompt, ids: Sequence[int], *, truncated: bool, own: Sequence[bool] | None = None
     ) -> Completion:
@@ -409,7 +416,7 @@ class Renderer:
     def _raw(self, prompt: str, response: str, *, truncated: bool) -> tuple[list[int], list[int]]:
         end = [] if truncated else [self.tokenizer.eos_token_id]
         is_read = self.special_tokens == "read"
-        if is_read and response.rstrip().endswith((self.tokenizer.eos_token, self._end_token)):
+        if is_read and response.rstrip().endswith((self.tokenizer.eos_token, self.end_token)):
             response, end = response.rstrip(), []
         asked, whole = self.prompt_ids(prompt), self._encoded_prompt(prompt + response)[1].tolist()
         if whole[: len(asked)] == asked:
@@ -437,7 +444,7 @@ class Renderer:
 
     def _end(self, *, truncated: bool) -> str:
         """Return the ending of an answer that the template does not render."""
-        return "" if truncated or not self.ends_turns else self._spaces[1] + self._end_token
+        return "" if truncated or not self.ends_turns else self._spaces[1] + self.end_token
 
     def _continued(self, prompt: Conversation, turn: Message, before: str) -> str | None:
         """Return the template's rendering of the whole, or None if it does not begin with ``before``, the prompt's rendering.
@@ -489,9 +496,9 @@ class Renderer:
         self.ends_turns = end is not None
         if end is not None:
             self.turn_end_id = end
-            self._end_token = self.tokenizer.convert_ids_to_tokens(end)
-        between = self._tail.partition(self._end_token)[0] if self.ends_turns else ""
-        self._to_end = len(between + self._end_token) if self.ends_turns else 0
+            self.end_token = self.tokenizer.convert_ids_to_tokens(end)
+        between = self._tail.partition(self.end_token)[0] if self.ends_turns else ""
+        self._to_end = len(between + self.end_token) if self.ends_turns else 0
         header = whole.removeprefix(before).partition(PROBE)[0]
         is_continued = whole.startswith(before)
         self._spaces = header if is_continued and header.isspace() else "", between if between.isspace() else ""

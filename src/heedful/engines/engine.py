@@ -32,8 +32,15 @@ AnyPrompt = str | Prompt | Sequence[Message | Mapping[str, Any]] | Mapping[str, 
 class RemoteEngine(Protocol):
     """Samples token ids on servers, asynchronously."""
 
-    def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Any:
-        """Start sampling a response to each prompt with the policy's current weights; returns a ticket for `finish`."""
+    def begin(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+        most: Sequence[int] | None = None,
+    ) -> Any:
+        """Start sampling a response to each prompt with the policy's current weights, of at most so many tokens each; returns
+        a ticket for `finish`."""
 
     def finish(self, ticket: Any, device: torch.device) -> Responses:
         """Wait for the responses that `begin` requested. Raises SamplerError."""
@@ -62,9 +69,16 @@ class SamplingSource(Protocol):
     """Samples responses for a `Sampler`."""
 
     def generate(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator, version: int | None, /
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        generator: torch.Generator,
+        version: int | None,
+        most: Sequence[int] | None = None,
+        /,
     ) -> Responses:
-        """Sample a response to each prompt with the policy's current weights, of this version if versions are counted."""
+        """Sample a response to each prompt with the policy's current weights, of this version if versions are counted; of at
+        most so many tokens each, if that is less than in the settings."""
 
     def take_retries(self) -> int | None:
         """Number of repeated requests since the last call; None if nothing is asked over a network."""
@@ -80,10 +94,17 @@ class SyncServers:
     remote: RemoteEngine
 
     def generate(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator, _version: int | None, /
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        generator: torch.Generator,
+        _version: int | None,
+        most: Sequence[int] | None = None,
+        /,
     ) -> Responses:
         """Token ids. Raises SamplerError."""
-        ticket = self.remote.begin(policy, [one.ids for one in prompts], generator)
+        ids = [one.ids for one in prompts]
+        ticket = self.remote.begin(policy, ids, generator, *([] if most is None else [most]))
         return self.remote.finish(ticket, policy.device)
 
     def take_retries(self) -> int:
@@ -103,7 +124,13 @@ class OwnEngine:
     max_new_tokens: int
 
     def generate(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], _generator: torch.Generator, _version: int | None, /
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        _generator: torch.Generator,
+        _version: int | None,
+        _most: Sequence[int] | None = None,
+        /,
     ) -> Responses:
         """Token ids and texts. Raises ConfigError if they do not fit the prompts."""
 

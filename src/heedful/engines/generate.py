@@ -41,6 +41,7 @@ def generate(
     adaptive: AdaptiveMicroBatch | None = None,
     longest: int = 0,
     merge_adapters: bool = False,
+    most: Sequence[int] | None = None,
 ) -> Responses:
     """Sample one response to each prompt.
 
@@ -62,15 +63,16 @@ def generate(
             ``max_new_tokens``).
         adaptive: remembers the micro-batch that fits into memory; None does not remember.
         longest, merge_adapters: of the `SamplingModel`.
+        most: maximal number of tokens of each response, at most ``max_new_tokens``; None is that for all.
     """
     rows = len(prompts)
     uniforms = torch.rand(rows, sampling.max_new_tokens, generator=generator, dtype=torch.float64)
-    lengths = torch.full((rows,), sampling.max_new_tokens)
+    lengths = torch.full((rows,), sampling.max_new_tokens) if most is None else torch.tensor(most)
     stops = stop_ids if sampling.response_length == "stop" else ()
     model = SamplingModel(  # one copy of the weights for all parts
         policy, cuda_graphs=sampling.cuda_graphs == "on", longest=longest, merge_adapters=merge_adapters
     )
-    costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
+    costs = [len(prompt) + length for prompt, length in zip(prompts, lengths.tolist(), strict=True)]
 
     def decode_all(limit: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Tokens, their log-probs, and log-probs of the kept mass, ``[rows, max_new_tokens]``; and response lengths.

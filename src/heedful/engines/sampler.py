@@ -14,6 +14,7 @@ from heedful.data.loading import EncodedPrompt
 from heedful.devices import capabilities
 from heedful.engines.cuda_graph import obstacle
 from heedful.engines.engine import SamplingSource
+from heedful.engines.episodes import Episodes
 from heedful.engines.generate import MICRO_BATCH, generate
 from heedful.engines.probe import check_sampling, tell_textless
 from heedful.engines.responses import Responses
@@ -42,6 +43,8 @@ class Sampler:
     """Whether the copy that samples has the adapters in its matrices: faster, with memory for those (`SamplingModel`)."""
     source: SamplingSource | None = None
     """What samples in the place of this process; None: this process."""
+    episodes: Episodes | None = None
+    """What the policy speaks with in turns; None: it answers once."""
 
     def generate(
         self,
@@ -52,6 +55,21 @@ class Sampler:
         version: int | None = None,
     ) -> Responses:
         """Sample one response to each prompt, with the policy's current weights, of this version if they are counted."""
+        if self.episodes is None:
+            return self._with_texts(self._sample(policy, prompts, generator, version), prompts)
+        return self.episodes.play(
+            lambda before, most: self._sample(policy, before, generator, version, most), prompts, generator
+        )
+
+    def _sample(
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        generator: torch.Generator,
+        version: int | None,
+        most: Sequence[int] | None = None,
+    ) -> Responses:
+        """What the policy says next, at most so many tokens; without texts unless the source has some."""
         check_rows(policy.lm, self.renderer.tokenizer, ((one.prompt.source or "a prompt", one.ids) for one in prompts))
         if self.source is None:
             responses = generate(
@@ -66,19 +84,24 @@ class Sampler:
                 adaptive=self.adaptive,
                 longest=self.longest,
                 merge_adapters=self.merge_adapters,
+                most=most,
             )
         else:
-            responses = self.source.generate(policy, prompts, generator, version)
+            responses = self.source.generate(policy, prompts, generator, version, most)
         if responses.versions is None and version is not None:
             responses = replace(responses, versions=torch.full_like(responses.lengths, version))
-        return responses if responses.completions else self._with_texts(responses, prompts)
+        return responses
 
     def close(self) -> None:
-        """Close the connection to servers, or the user's engine, if any."""
+        """Close the connection to servers, or the user's engine, and end environments, if any."""
         if self.source is not None:
             self.source.close()
+        if self.episodes is not None:
+            self.episodes.close()
 
     def _with_texts(self, responses: Responses, prompts: Sequence[EncodedPrompt]) -> Responses:
+        if responses.completions:
+            return responses
         written = responses.own_ids()
         textless = sum(max(ids, default=0) >= self.num_tokens for ids in written)
         if textless:  # servers sample from all rows

@@ -7,22 +7,19 @@ hold code. The second half of this file is the code of the process; it loads no 
 
 import asyncio
 import contextlib
-import faulthandler
 import inspect
 import json
 import multiprocessing
 import os
 import random
 import signal
-import site
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +28,7 @@ from typing import Any
 from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, HeedfulError, RewardError
+from heedful.processes import INTERVAL, descendants, end_with, ended_after, imported_files, kill_group, resident
 from heedful.rewards.mathematics import make_verifier
 from heedful.rewards.results import (
     CallError,
@@ -55,10 +53,6 @@ LONGEST_START = 60.0
 """Minimal timeout for importing a file in seconds, even if the timeout of a call is shorter."""
 LEAST_SHARE = 2.0
 """Minimal timeout of a call with a part of the responses in seconds, or the whole timeout if that is shorter."""
-INTERVAL = 0.1
-"""Seconds between two checks of a working process's memory, and, inside it, of heedful's process."""
-SPARE = 5.0
-"""Seconds after its timeout at which a process ends itself, if heedful has not killed it."""
 
 
 class FunctionProcess(Remote):
@@ -149,8 +143,8 @@ class FunctionProcess(Remote):
                         f"{self.limits.function_timeout:g} (the time for all responses of a step; a part of them gets its "
                         "share)"
                     )
-                pids = [self._process.pid, *_descendants(self._process.pid)]
-                if _resident(pids) > memory and _resident(pids, shared=True) > memory:
+                pids = [self._process.pid, *descendants(self._process.pid)]
+                if resident(pids) > memory and resident(pids, shared=True) > memory:
                     raise CallError(
                         f"held more than --reward-memory-gb {self.limits.reward_memory_gb:g} and was stopped; raise it if it "
                         "needs more"
@@ -176,39 +170,8 @@ class FunctionProcess(Remote):
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill a process and its descendants, and wait for it."""
-    _kill_all(process.pid)
+    kill_group(process.pid)
     process.wait()
-
-
-def _kill_all(leader: int) -> None:
-    """Kill a process group and its leader's descendants. Processes that have left both, such as daemons, stay."""
-    for kill, pid in (*((os.kill, pid) for pid in _descendants(leader)), (os.killpg, leader)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[int]:
-    """A process's descendants; none on systems without /proc."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):  # this thread ended meanwhile: the others may have children too
-                children += map(int, (task / "children").read_text().split())
-    return children + [deeper for child in children for deeper in _descendants(child)]
-
-
-def _resident(pids: list[int], *, shared: bool = False) -> int:
-    """Resident memory of processes in bytes. ``shared`` divides shared pages among the processes (PSS), which is slower."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if shared:
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-            else:
-                pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-                total += int(pages) * os.sysconf("SC_PAGE_SIZE")
-    return total
 
 
 # The code of the process ----------------------------------------------------------------------------------------------
@@ -224,14 +187,14 @@ def serve(channel: int, heedful: int) -> None:
     import resource  # which not every system has
 
     requests = Connection(channel)
-    threading.Thread(target=_end_with, args=(heedful,), daemon=True).start()
+    threading.Thread(target=end_with, args=(heedful,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # if the machine runs out of memory, this process is the one to end
         Path("/proc/self/oom_score_adj").write_text("1000")
     me = os.getpid()
     spec, timeout = requests.recv()
     try:
-        with _ended_after(timeout):
+        with ended_after(timeout):
             function = load_function(spec)
         parameters = [
             (p.name, p.kind.name, p.default is not p.empty) for p in inspect.signature(function).parameters.values()
@@ -245,29 +208,10 @@ def serve(channel: int, heedful: int) -> None:
             arguments, timeout = requests.recv()
         except EOFError:
             return
-        with _ended_after(timeout):
+        with ended_after(timeout):
             answer = _called(function, arguments)
         if os.getpid() != me:  # the function forked, and the child came back as well
             os._exit(0)
-
-
-def _end_with(heedful: int) -> None:
-    """End this process and its descendants once heedful's process is gone."""
-    while os.getppid() == heedful:
-        time.sleep(INTERVAL)
-    _kill_all(os.getpid())
-
-
-@contextlib.contextmanager
-def _ended_after(timeout: float) -> Iterator[None]:
-    """End this process if the body takes longer than heedful's timeout. Needed if heedful is gone and the body never
-    releases the interpreter."""
-    with Path(os.devnull).open("w") as nowhere:
-        faulthandler.dump_traceback_later(timeout + SPARE, exit=True, file=nowhere)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -302,14 +246,3 @@ def load_function(spec: str) -> Callable[..., Any]:
         return make_verifier(rest)
     function: Callable[..., Any] = user_code.load("--rewards", spec, RewardError)
     return function
-
-
-def imported_files() -> list[str]:
-    """The files of this process's modules, except Python's own, installed packages, heedful, and the files named by
-    rewards."""
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).resolve().parents[1])}
-    roots = [Path(folder).resolve() for folder in installed]
-    modules = {name: module for name, module in sys.modules.copy().items() if not name.startswith(user_code.MODULE)}
-    files = {Path(file).resolve() for module in modules.values() if (file := getattr(module, "__file__", None))}
-    return sorted(str(file) for file in files if not any(file.is_relative_to(root) for root in roots))

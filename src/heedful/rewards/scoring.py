@@ -3,7 +3,8 @@
 A reward is a function ``reward(prompts, completions, completion_ids=..., truncated=..., **columns)`` that returns one
 score per response; this is the signature of TRL's reward functions. Prompts and completions are strings if the prompt is raw
 text, and lists of ``{"role": ..., "content": ...}`` if it is a conversation. ``thinking_parts`` and ``answer_parts`` are the
-texts inside ``<think>`` and after it. ``columns`` are the other fields of the prompt's record. A function needs to name only
+texts inside ``<think>`` and after it. ``episodes`` are what was said in turns, if there is an environment
+(`heedful.types.Episode`). ``columns`` are the other fields of the prompt's record. A function needs to name only
 the arguments that it uses. The score None means "does not apply to this response". A list of numbers, one for each of a
 response's ``completion_ids``, is a dense score.
 """
@@ -44,7 +45,7 @@ from heedful.types import Completion, Text
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "score", "score_tokens"]
 
-RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
+RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts", "episodes")
 """Arguments available to every reward function; columns must not have these names."""
 MOST_CALLS = 16
 """Maximal calls after a failed one, to find the responses that it fails on; enough to find one in 256."""
@@ -172,11 +173,12 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
         weighted = [weight * _total(one) for weight, one in applied_here]
         totals.append(combine_scores(weighted, ensemble.combine))
         if is_dense:
-            placed = [0.0] * len(completion.ids)
+            placed = [0.0] * (len(completion.ids) + 1)
             for share, (weight, one) in zip(shares(weighted, ensemble.combine), applied_here, strict=True):
                 if isinstance(one, list):
-                    placed = [sum_so_far + share * weight * x for sum_so_far, x in zip(placed, one, strict=True)]
-            tokens.append(placed)
+                    for place, x in enumerate(one):
+                        placed[place] += share * weight * x
+            tokens.append(placed if placed[-1] else placed[:-1])
     return Scores(
         totals,
         tokens if is_dense else None,
@@ -428,8 +430,8 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
 
 
 def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:
-    """The score; a `Problem` if it is dense and its length is not that of the response."""
-    if not isinstance(score, list) or len(score) == len(completion.ids):
+    """The score; a `Problem` if it is dense and its length is not that of the response, with or without its end token."""
+    if not isinstance(score, list) or len(score) - len(completion.ids) in (0, int(not completion.truncated)):
         return score
     return Problem(
         f"returned {counted(len(score), 'score')} for a response of {counted(len(completion.ids), 'token')}; a score is one "
@@ -454,13 +456,18 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
     arguments |= {
         "prompts": [_as_messages(c.prompt.prompt) for c in completions],
         "completions": [
-            [{"role": "assistant", "content": c.response}] if chat else c.response
+            [as_dict(m) for m in c.episode.turns]
+            if c.episode is not None
+            else [{"role": "assistant", "content": c.response}]
+            if chat
+            else c.response
             for c, chat in zip(completions, chats, strict=True)
         ],
         "completion_ids": [list(c.ids) for c in completions],
         "truncated": [c.truncated for c in completions],
         "thinking_parts": [c.thinking for c in completions],
         "answer_parts": [c.answer for c in completions],
+        "episodes": [c.episode for c in completions],
     }
     parameters = inspect.signature(function).parameters.values()
     required = [

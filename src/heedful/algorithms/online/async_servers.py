@@ -51,7 +51,13 @@ class AsyncServers:
         self._waiting: deque[PendingBatch] = deque()
 
     def generate(
-        self, policy: Policy, prompts: Sequence[EncodedPrompt], _generator: torch.Generator, version: int | None, /
+        self,
+        policy: Policy,
+        prompts: Sequence[EncodedPrompt],
+        _generator: torch.Generator,
+        version: int | None,
+        _most: Sequence[int] | None = None,
+        /,
     ) -> Responses:
         """The responses of this step, with the version of the weights that sampled them; starts later batches.
 

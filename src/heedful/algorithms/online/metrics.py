@@ -59,8 +59,26 @@ def rollout_metrics(
     if old is not None:
         sampler_logprobs = responses.logprobs
         metrics |= pass_metrics(old, sampler_logprobs, kl, mask, num_tokens=mask.sum(), num_responses=len(mask))
+    metrics |= episode_metrics(scored)
     seconds = {"time/rollout": scored.sampled.seconds, "time/score": scored.seconds - scored.sampled.seconds}
     return read(metrics) | seconds | scored.sampled.metrics
+
+
+def episode_metrics(scored: ScoredBatch) -> Metrics:
+    """What the policy and its environment did in turns; nothing without one."""
+    episodes = [one.episode for one in scored.completions if one.episode is not None]
+    if not episodes:
+        return {}
+    calls = sum(one.calls for one in episodes)
+    metrics = {
+        "rollout/turns": sum(len(one.ends) for one in episodes) / len(episodes),
+        "rollout/cut_by_turns_frac": sum(one.ended == "turns" for one in episodes) / len(episodes),
+        "rollout/cut_by_tokens_frac": sum(one.ended == "tokens" for one in episodes) / len(episodes),
+        "rollout/tool_calls": calls / len(episodes),
+    }
+    if calls:
+        metrics["rollout/failed_calls_frac"] = sum(one.failed_calls for one in episodes) / calls
+    return {name: torch.tensor(value) for name, value in metrics.items()}
 
 
 def pass_metrics(

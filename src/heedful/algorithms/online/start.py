@@ -32,9 +32,12 @@ from heedful.data.learned import remember
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
+from heedful.distributed import ranks
 from heedful.engines.engine import OwnEngine, SyncServers
+from heedful.engines.episodes import Episodes
 from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler, with_graphs
+from heedful.environments.processes import Abilities, Environments
 from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.waiting import on_device
@@ -46,6 +49,7 @@ from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
+from heedful.rewards.environment import environment_reward
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
@@ -103,7 +107,7 @@ def start(
     split_off = len(held_out) if config.eval_data is None else 0
     check_sizes(config, len(train), split_off, None if mix is None else len(mix[0]))
     prompts = _prompts(train, config)
-    longest = max(len(prompt.ids) for prompt in train + held_out) + config.max_new_tokens
+    longest = _longest_prompt(config, train + held_out, counts) + config.max_new_tokens
     check_companion("--reference", config.reference, source, renderer.tokenizer, longest, options=config)
     critic_options = critic_options_of(config)
     if critic_options is not None:
@@ -189,6 +193,11 @@ def _prompts(train: Sequence[EncodedPrompt], config: RolloutConfig) -> Prompts:
     return Prompts(train, order, config.samples_per_prompt)
 
 
+def _longest_prompt(config: RolloutConfig, prompts: Sequence[EncodedPrompt], counts: Counts) -> int:
+    """Most tokens of a prompt; environments add to those of the data."""
+    return counts["max_prompt_tokens"] if config.environment else max(len(prompt.ids) for prompt in prompts)
+
+
 def _check_memory(
     config: RolloutConfig, longest: int, machine: tuple[torch.device, torch.dtype], *, resumes: bool, is_in_memory: bool
 ) -> None:
@@ -257,6 +266,8 @@ def _about(learner: Learner[RolloutConfig], counts: Counts, wanted: Sequence[str
     facts |= {} if learner.ptx is None else {"ptx": learner.ptx.counts}
     named = [str(path) for path in (config.ptx_data, config.judge_rubric) if path is not None]
     named += [user_code.file_of(value) for value in config.user_code.values() if isinstance(value, str)]
+    if learner.sampler.episodes is not None:
+        named += learner.sampler.episodes.files
     scorers = [*learner.rewards, *learner.judges]
     return About(
         facts=facts,
@@ -311,7 +322,8 @@ def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Rewar
     for name, value in config.user_code.items():
         user_code.load(name, value)
     wanted = [*config.rewards, *listed(rewards)]
-    check_wanted(wanted, config)
+    if wanted or not config.environment:
+        check_wanted(wanted, config)
     check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
     check_comparing(
@@ -325,7 +337,12 @@ def _load_rewards(
 ) -> tuple[Ensemble, Ensemble]:
     """The rewards to train on, and those that select a model. Reward models read as many rows at a time as the policy does
     without gradients; an http reward is asked about ``micro_batch_size`` at a time."""
-    functions = load_rewards(wanted, config, **_where(policy, config))
+    if wanted or not config.environment:
+        functions = load_rewards(wanted, config, **_where(policy, config))
+    else:
+        functions = Ensemble((), max_failed=config.max_failed_rewards)
+    if config.environment:
+        functions = replace(functions, rewards=(*functions.rewards, Reward("environment", environment_reward)))
     judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
     models = [reward for _, reward in model_rewards([*functions, *judges])]
     for reward in models:
@@ -376,6 +393,8 @@ def _sampler(
         longest=longest,
         merge_adapters=planned.merges_adapters,
     )
+    if config.environment:
+        sampler = replace(sampler, episodes=_episodes(config, renderer, longest - config.max_new_tokens))
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
@@ -385,6 +404,27 @@ def _sampler(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
     )
     return replace(sampler, source=SyncServers(remote))
+
+
+def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int) -> Episodes:
+    """What the policy speaks with in turns. Raises ConfigError, CheckpointError."""
+    environments: dict[str, Environments] = {}
+
+    def load() -> dict[str, Abilities]:
+        for spec in config.environment:
+            one = Environments(spec, timeout=config.environment_timeout)
+            environments[one.name] = one
+        return {name: one.abilities for name, one in environments.items()}
+
+    abilities = ranks.on_rank_zero(load)
+    return Episodes(
+        renderer,
+        environments,
+        abilities,
+        max_turns=config.max_turns,
+        max_new_tokens=config.max_new_tokens,
+        max_prompt_tokens=longest_prompt,
+    )
 
 
 def _load_prompts(

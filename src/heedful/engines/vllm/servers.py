@@ -152,13 +152,20 @@ class Servers:
         patience = most if is_known else min(FIRST_PATIENCE, most)
         self._background.run(all_of(self._look(server, patience) for server in self.servers))
 
-    def begin(self, policy: Policy, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Pending:
+    def begin(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+        most: Sequence[int] | None = None,
+    ) -> Pending:
         """Start sampling a batch with the policy's current weights; returns at once.
 
         Random numbers are drawn now: a seed per row.
         """
         seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
-        asked = [Request(list(p), self.config.max_new_tokens, seed) for p, seed in zip(prompts, seeds, strict=True)]
+        lengths = most or [self.config.max_new_tokens] * len(prompts)
+        asked = [Request(list(p), length, seed) for p, length, seed in zip(prompts, lengths, seeds, strict=True)]
         pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
         has_changed = seen != self._seen
         collected = collect(policy.lm, self.dtype) if is_sharded(policy) and has_changed else None

@@ -1,0 +1,308 @@
+"""Episodes: the policy and its environments speak in turn, and what both said is one response with a mask.
+
+    ids = prompt | turn 1 | what the other one said | turn 2 | ...        own tokens: turns, each with its end token
+
+All rows take their turns together: the policy samples a turn of each, then all environments act at the same time.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from heedful.data.batches import collate
+from heedful.data.chat import Renderer
+from heedful.data.loading import EncodedPrompt
+from heedful.data.turns import Turns
+from heedful.distributed import ranks
+from heedful.engines.responses import Responses
+from heedful.environments.processes import Abilities, Answer, Environments, Failure
+from heedful.errors import DataError
+from heedful.types import Completion, Episode, Message, Prompt, as_message, plain_response, split_thinking
+from heedful.user_code import PREFIX
+
+Say = Callable[[Sequence[EncodedPrompt], Sequence[int]], Responses]
+"""Samples a turn behind each prompt, of at most so many tokens."""
+
+
+@dataclass
+class Row:
+    """An episode so far."""
+
+    place: int
+    """Of its environment, among those of its class."""
+    kind: str
+    """The name of its environment's class."""
+    asked: EncodedPrompt
+    said: list[int] = field(default_factory=list)
+    """Tokens behind the prompt."""
+    own: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    text: str = ""
+    """The last turn's."""
+    rewards: list[float] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Number of own tokens up to the end of each turn."""
+    failed_calls: int = 0
+    calls: int = 0
+    ended: Literal["", "environment", "turns", "tokens"] = ""
+    failure: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.ended and not self.failure
+
+    def add(self, ids: Sequence[int], *, own: bool, logprobs: Sequence[float] = (), kept: Sequence[float] = ()) -> None:
+        """Add tokens of the policy, or of somebody else."""
+        self.said += ids
+        self.own += [own] * len(ids)
+        self.logprobs += logprobs or [0.0] * len(ids)
+        self.kept += kept or [0.0] * len(ids)
+
+
+class Episodes:
+    """Plays episodes.
+
+    Args:
+        renderer: the policy's.
+        environments: of each class by its name; only on rank 0, which asks them for all.
+        abilities: of each class by its name, on all ranks.
+        max_turns: most turns of the policy.
+        max_new_tokens: most tokens behind the prompt, what the other one says included.
+        max_prompt_tokens: most tokens of a prompt, with what ``reset`` returned.
+
+    Raises CheckpointError for a chat template that cannot write such conversations.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        environments: Mapping[str, Environments],
+        abilities: Mapping[str, Abilities],
+        *,
+        max_turns: int,
+        max_new_tokens: int,
+        max_prompt_tokens: int,
+    ) -> None:
+        self.renderer, self.environments, self.abilities = renderer, environments, abilities
+        self.turns = {name: Turns(renderer, one.tools, replies=one.replies) for name, one in abilities.items()}
+        self.max_turns, self.max_new_tokens, self.max_prompt_tokens = max_turns, max_new_tokens, max_prompt_tokens
+
+    @property
+    def files(self) -> list[str]:
+        """The files with the code of the environments, on rank 0."""
+        found = [one.spec.removeprefix(PREFIX).rpartition(":")[0] for one in self.environments.values()]
+        return [*found, *(file for one in self.environments.values() for file in one.abilities.files)]
+
+    def play(self, say: Say, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Responses:
+        """An episode for each prompt. Environments draw numbers of their own, which depend on the generator's state."""
+        seed = zlib.crc32(generator.get_state().numpy().tobytes())
+        rows = self._begin(prompts, seed)
+        parts: list[Responses] = []
+        for turn in range(1, self.max_turns + 1):
+            playing = [row for row in rows if row.goes_on]
+            if not playing:
+                break
+            left = [self.max_new_tokens - len(row.said) for row in playing]
+            before = [replace(row.asked, ids=[*row.asked.ids, *row.said]) for row in playing]
+            parts.append(say(before, left))
+            self._add_turns(playing, before, parts[-1])
+            self._act([row for row in playing if row.goes_on], is_last=turn == self.max_turns)
+        self._end(rows)
+        return self._responses(rows, parts)
+
+    def close(self) -> None:
+        """End all environments."""
+        for one in self.environments.values():
+            one.close()
+
+    def _begin(self, prompts: Sequence[EncodedPrompt], seed: int) -> list[Row]:
+        """Reset the environments, and write the prompts with their tools and with what they say at the beginning."""
+        counts = dict.fromkeys(self.turns, 0)
+        rows = []
+        for one in prompts:
+            kind = self._kind(one.prompt)
+            rows.append(Row(counts[kind], kind, one))
+            counts[kind] += 1
+
+        def reset() -> dict[str, list[str | Failure | None]]:
+            columns = {kind: [dict(row.asked.prompt.columns) for row in rows if row.kind == kind] for kind in counts}
+            return {kind: self.environments[kind].begin(of, seed=seed) for kind, of in columns.items() if of}
+
+        said = ranks.on_rank_zero(reset)
+        for row in rows:
+            first = said[row.kind][row.place]
+            if isinstance(first, Failure):
+                row.failure = first
+                continue
+            prompt = row.asked.prompt
+            assert isinstance(prompt.prompt, tuple)
+            conversation = prompt.prompt
+            if first is not None:
+                conversation = (*conversation[:-1], replace(conversation[-1], content=conversation[-1].content + first))
+            conversation = self.turns[row.kind].prompt(conversation)
+            if conversation == prompt.prompt and conversation[0].tools == prompt.prompt[0].tools:
+                continue
+            ids = self.renderer.prompt_ids(conversation, prompt.prefill)
+            row.asked = EncodedPrompt(replace(prompt, prompt=conversation), ids)
+            if len(ids) > self.max_prompt_tokens:
+                row.failure = (
+                    f"makes a prompt of {len(ids)} tokens, with its tools and what reset() returned, above "
+                    f"--max-prompt-tokens {self.max_prompt_tokens}; raise it"
+                )
+        return rows
+
+    def _kind(self, prompt: Prompt) -> str:
+        """The class of a prompt's environment. Raises DataError."""
+        if not isinstance(prompt.prompt, tuple):
+            raise DataError(
+                f"{prompt.source}: the prompt is raw text, but an environment speaks in turns: give messages, or add "
+                "--chat-template plain and use the column `instruction`"
+            )
+        if len(self.turns) == 1:
+            return next(iter(self.turns))
+        kind = prompt.columns.get("environment")
+        if kind not in self.turns:
+            raise DataError(
+                f"{prompt.source}: the column `environment` is {kind!r}; choose from {', '.join(self.turns)}, the classes of "
+                "--environment"
+            )
+        return str(kind)
+
+    def _add_turns(self, rows: Sequence[Row], before: Sequence[EncodedPrompt], sampled: Responses) -> None:
+        """Add what the policy said."""
+        logprobs, kept = sampled.logprobs.tolist(), sampled.kept_logprobs
+        masses = [[]] * len(rows) if kept is None else kept.tolist()
+        cut = sampled.truncated.tolist()
+        for at, (row, ids) in enumerate(zip(rows, sampled.own_ids(), strict=True)):
+            written = ids if cut[at] else ids[:-1]
+            if row.messages:
+                row.text = self.renderer.turn_text(before[at].ids, written, truncated=cut[at])
+            else:
+                prompt = row.asked.prompt
+                row.text = self.renderer.response_text(
+                    written, prompt=prompt.prompt, truncated=cut[at], prefill=prompt.prefill
+                )
+            row.add(ids, own=True, logprobs=logprobs[at][: len(ids)], kept=masses[at][: len(ids)])
+            row.ends.append(sum(row.own))
+            row.messages.append(self.turns[row.kind].message(row.text))
+            row.rewards.append(0.0)
+            row.ended = "tokens" if cut[at] else ""
+
+    def _act(self, rows: Sequence[Row], *, is_last: bool) -> None:
+        """Have the environments act on the policy's turns, and add what they say."""
+        kinds = {row.kind for row in rows}
+
+        def act() -> dict[str, dict[int, Answer | Failure]]:
+            return {
+                kind: self.environments[kind].turn(
+                    {
+                        row.place: (row.messages[-1].tool_calls, split_thinking(row.text)[1] or "")
+                        for row in rows
+                        if row.kind == kind
+                    }
+                )
+                for kind in kinds
+            }
+
+        answers = ranks.on_rank_zero(act)
+        for row in rows:
+            answer = answers[row.kind][row.place]
+            if isinstance(answer, Failure):
+                row.failure = answer
+                continue
+            row.rewards[-1] += answer.reward or 0.0
+            calls = row.messages[-1].tool_calls
+            row.calls, row.failed_calls = row.calls + len(calls), row.failed_calls + answer.failed_calls
+            said = [
+                Message("tool", result, name=call.name, tool_call_id=call.id)
+                for call, result in zip(calls, answer.results, strict=True)
+            ]
+            said += [] if answer.reply is None else [Message("user", answer.reply)]
+            if not said:
+                row.ended = "environment"
+                continue
+            assert isinstance(row.asked.prompt.prompt, tuple)
+            ids = self.turns[row.kind].said_ids(tuple(said), row.asked.prompt.prompt)
+            if is_last:
+                row.ended = "turns"
+            elif len(row.said) + len(ids) >= self.max_new_tokens:
+                row.ended = "tokens"
+            else:
+                row.add(ids, own=False)
+                row.messages += said
+
+    def _end(self, rows: Sequence[Row]) -> None:
+        """Add the rewards of the episodes to their last turns."""
+
+        def end() -> dict[str, dict[int, float | Failure | None]]:
+            return {
+                kind: self.environments[kind].end([row.place for row in rows if row.kind == kind and not row.failure])
+                for kind in {row.kind for row in rows}
+            }
+
+        found = ranks.on_rank_zero(end)
+        for row in rows:
+            if row.failure:
+                continue
+            reward = found[row.kind][row.place]
+            if isinstance(reward, Failure):
+                row.failure = reward
+            elif reward is not None:
+                row.rewards[-1] += reward
+
+    def _responses(self, rows: Sequence[Row], parts: Sequence[Responses]) -> Responses:
+        """The rows as one batch. One whose environment failed before a turn is a token of padding, which no reward scores."""
+        for row in rows:
+            if not row.said:
+                row.add([self.renderer.turn_end_id], own=True)
+        device = parts[0].truncated.device if parts else torch.device("cpu")
+        batch = collate(
+            [row.asked.ids for row in rows],
+            [row.said for row in rows],
+            own=[row.own for row in rows],
+            pad_id=self.renderer.pad_id,
+        ).to(device)
+
+        def placed(numbers: Sequence[Sequence[float]]) -> Tensor:
+            found = torch.zeros(batch.response_mask.shape)
+            for at, one in enumerate(numbers):
+                found[at, : len(one)] = torch.tensor(one)
+            return found.to(device)
+
+        kept = any(part.kept_logprobs is not None for part in parts)
+        return Responses(
+            batch=batch,
+            truncated=torch.tensor([row.ended in ("turns", "tokens") for row in rows], device=device),
+            logprobs=placed([row.logprobs for row in rows]),
+            completions=[self._completion(row) for row in rows],
+            temperature=parts[0].temperature if parts else 1.0,
+            kept_logprobs=placed([row.kept for row in rows]) if kept else None,
+        )
+
+    def _completion(self, row: Row) -> Completion:
+        """What was said as text."""
+        own = [token for token, is_own in zip(row.said, row.own, strict=True) if is_own]
+        abilities, truncated = self.abilities[row.kind], row.ended in ("turns", "tokens")
+        episode = Episode(
+            turns=tuple(row.messages),
+            rewards=tuple(row.rewards) if abilities.rewards_turns or abilities.rewards_episodes else (),
+            ends=tuple(row.ends),
+            calls=row.calls,
+            failed_calls=row.failed_calls,
+            ended=row.ended or "environment",
+            failure=f"{row.kind} {row.failure}" if row.failure else "",
+        )
+        text = row.text if len(row.messages) == 1 else plain_response(tuple(map(as_message, row.messages)))
+        return Completion(
+            row.asked.prompt,
+            text,
+            own if truncated else own[:-1],
+            truncated=truncated,
+            episode=episode,
+        )

@@ -1,0 +1,156 @@
+"""The user's environments in their processes: what they answer, what is left of one that fails, and who waits for whom."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import worlds
+from heedful import ConfigError
+from heedful.environments.processes import Answer, Environments, Failure
+from heedful.types import ToolCall
+
+WORLDS = Path(worlds.__file__)
+
+
+@pytest.fixture
+def start():
+    """``start(class)``: its environments, which end with the test."""
+    begun = []
+
+    def one(name, timeout=20.0):
+        begun.append(Environments(f"python:{WORLDS}:{name}", timeout=timeout))
+        return begun[-1]
+
+    yield one
+    for one in begun:
+        one.close()
+
+
+def calls(*asked):
+    return [ToolCall(name, json.dumps(arguments), "c") for name, arguments in asked]
+
+
+def test_an_episode_of_tools(start):
+    """Results are in the order of the calls, exceptions are the tool's text, as TRL writes them."""
+    guess = start("Guess")
+    assert [tool["function"]["name"] for tool in guess.abilities.tools] == ["guess", "wait"]
+    assert guess.abilities.tools[0]["function"]["parameters"]["required"] == ["word"]
+    assert (guess.abilities.replies, guess.abilities.rewards_turns, guess.abilities.rewards_episodes) == (
+        False,
+        False,
+        True,
+    )
+    assert guess.begin([{"word": "梨", "source": "x"}, {}], seed=0) == [" It has 1 letters.", " It has 2 letters."]
+    asked = calls(
+        ("wait", {"seconds": 0.2, "name": "later"}),
+        ("guess", {"word": "苹果"}),
+        ("wait", {"seconds": 0.0, "name": "sooner"}),
+        ("guess", {"word": "raise"}),
+        ("guess", {"wort": "梨"}),
+        ("reset", {}),
+        ("get_reward", {}),
+        ("_reply", {}),
+        ("fly", {}),
+    )
+    answer = guess.turn({0: (asked, ""), 1: (calls(("guess", {"word": "苹果"})), "")})
+    assert answer[0].results[:4] == ["later", "{'no': 1}", "sooner", "{'error': '不行'}"]
+    assert "unexpected keyword argument 'wort'" in answer[0].results[4]
+    hidden = [f"{{'error': 'Tool {name} not found.'}}" for name in ("reset", "get_reward", "_reply", "fly")]
+    assert answer[0].results[5:] == hidden
+    assert answer[0].failed_calls == 6
+    assert answer[1] == Answer(["yes"], None, None, 0)
+    assert guess.end([0, 1]) == {0: 1 / 3, 1: 1 / 2}
+
+
+def test_an_episode_of_talk(start):
+    talk = start("Talk")
+    assert not talk.abilities.tools
+    assert talk.begin([{}], seed=0) == [None]
+    assert talk.turn({0: ([], "你好")}) == {0: Answer([], "问 1", 0.5, 0)}
+    assert talk.turn({0: ([], "再见")}) == {0: Answer([], None, 1.0, 0)}
+    assert talk.end([0]) == {0: 10.0}
+
+
+FAULTS = {
+    "hang": "did not answer within 3 s .* --environment-timeout",
+    "exit": r"ended its process \(exit status 3\)",
+    "crash": "crashed: its process was ended by SIGSEGV",
+    "raise": "raised RuntimeError: 坏了",
+    "leave": "raised SystemExit",
+    "number": "returned 3 from _reply; return a text, or None",
+}
+
+
+def test_one_that_fails_takes_nobody_with_it(start):
+    """Each fault in one call, beside an environment that answers; then all of them are there again."""
+    faulty = start("Faulty", timeout=3.0)
+    names = [*FAULTS, "fine"]
+    faulty.begin([{"at": "nan"} for _ in names], seed=0)
+    found = faulty.turn({place: ([], name) for place, name in enumerate(names)})
+    assert found[len(FAULTS)].reply.startswith("made 1")
+    for place, (name, message) in enumerate(FAULTS.items()):
+        assert isinstance(found[place], Failure), name
+        assert re.search(message, found[place]), (name, found[place])
+    assert faulty.end([len(FAULTS)]) == {len(FAULTS): "returned nan from get_reward; return a finite number"}
+
+    again = faulty.begin([{"at": "reset"}, *[{} for _ in names[1:]]], seed=0)
+    assert again[0].startswith("raised RuntimeError: 坏了")
+    assert again[1:] == [None] * (len(names) - 1)
+    made = [answer.reply.split(",")[0] for answer in faulty.turn({1: ([], ""), 6: ([], "")}).values()]
+    assert made == ["made 1", "made 2"], "only those that failed are made anew"
+
+
+def test_what_they_draw_depends_on_the_seed_and_the_place(start):
+    faulty, said = start("Faulty"), []
+    for seed in (1, 1, 2):
+        faulty.begin([{}, {}], seed=seed)
+        answers = faulty.turn({0: ([], ""), 1: ([], "")})
+        said.append([answer.reply.partition("drew ")[2] for answer in answers.values()])
+    assert said[0] == said[1]
+    assert len({*said[0], *said[2]}) == 4
+
+
+def test_they_act_at_the_same_time(start):
+    """32 that take 50 ms each: 1.6 s one after the other."""
+    slow = start("Slow")
+    slow.begin([{}] * 32, seed=0)
+    started = time.perf_counter()
+    assert len(slow.turn({place: ([], "") for place in range(32)})) == 32
+    assert time.perf_counter() - started < 1.0
+
+
+def test_nothing_is_left_of_them():
+    talk = Environments(f"python:{WORLDS}:Talk", timeout=20.0)
+    talk.begin([{}, {}], seed=0)
+    pids = [talk._first.pid, *[pid for pid, _ in talk._alive.values()]]
+    talk.close()
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, pids))
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoReset", r"NoReset has no method reset\(\*\*columns\)"),
+        ("Untyped", "the tool act needs a type and a line under Args: for each argument"),
+        ("Unmade", "making an environment raised KeyError"),
+        ("Missing", "has no function 'Missing'"),
+    ],
+)
+def test_a_class_that_does_not_keep_to_the_contract_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        Environments(f"python:{WORLDS}:{name}", timeout=20.0)

@@ -1,0 +1,121 @@
+"""Environments of the tests."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+
+class Guess:
+    """A word is to be guessed; the tools are in TRL's form."""
+
+    def reset(self, word="苹果", **columns):
+        self.word, self.tries, self.columns = word, 0, columns
+        return f" It has {len(word)} letters."
+
+    def guess(self, word: str):
+        """Guess the word.
+
+        Args:
+            word: The guess.
+        """
+        self.tries += 1
+        if word == "raise":
+            raise ValueError("不行")
+        return "yes" if word == self.word else {"no": self.tries}
+
+    async def wait(self, seconds: float, name: str):
+        """Wait.
+
+        Args:
+            seconds: How long.
+            name: What is returned.
+        """
+        await asyncio.sleep(seconds)
+        return name
+
+    def get_reward(self):
+        return 1.0 / (1 + self.tries)
+
+
+class Talk:
+    """Talk without tools: the other one replies until it is content."""
+
+    def reset(self, goal=2, **columns):
+        self.goal, self.said = goal, []
+
+    def _reply(self, text):
+        self.said.append(text)
+        return None if len(self.said) >= self.goal else f"问 {len(self.said)}"
+
+    def _turn_reward(self):
+        return 0.5 * len(self.said)
+
+    def get_reward(self):
+        return 10.0
+
+
+class Once:
+    """It says nothing, and pays nothing."""
+
+    def reset(self, **columns):
+        pass
+
+
+class Faulty:
+    """Does to its process what the text says."""
+
+    def reset(self, at="", **columns):
+        self.made = getattr(self, "made", 0) + 1
+        self.at = at
+        if at == "reset":
+            raise RuntimeError("坏了")
+
+    def _reply(self, text):
+        if text == "hang":
+            time.sleep(60)
+        if text == "exit":
+            os._exit(3)
+        if text == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if text == "raise":
+            raise RuntimeError("坏了")
+        if text == "number":
+            return 3
+        if text == "leave":
+            raise SystemExit(1)
+        return f"made {self.made}, drew {random.random()}"
+
+    def get_reward(self):
+        return float("nan") if self.at == "nan" else 1.0
+
+
+class Slow:
+    def reset(self, **columns):
+        pass
+
+    def _reply(self, text):
+        time.sleep(0.05)
+        return "done"
+
+
+class Untyped:
+    def reset(self, **columns):
+        pass
+
+    def act(self, x):
+        """No types."""
+
+
+class Unmade:
+    def __init__(self):
+        raise KeyError("no key")
+
+    def reset(self, **columns):
+        pass
+
+
+class NoReset:
+    def get_reward(self):
+        return 0.0

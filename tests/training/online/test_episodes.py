@@ -1,0 +1,240 @@
+"""Runs with environments: tokens, masks, rewards, and that one turn is what it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import worlds
+from heedful import (
+    ConfigError,
+    DataError,
+    GRPOConfig,
+    PPOConfig,
+    RewardError,
+    core,
+    make_tiny_model,
+    train_grpo,
+    train_ppo,
+)
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
+from heedful.algorithms.ppo import make_experience
+from heedful.data.batches import collate
+from heedful.engines.responses import Responses
+from heedful.types import Message
+from jsonl import write_jsonl
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORLDS = Path(worlds.__file__)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    root = tmp_path_factory.mktemp("环境")
+    make_tiny_model("gpt2", root / "policy", hidden_size=32, num_layers=2, max_length=512)
+    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], "goal": i % 3 + 1} for i in range(16)]
+    write_jsonl(root / "prompts.jsonl", asked)
+    return root
+
+
+@pytest.fixture
+def config(files, tmp_path):
+    def make(kind=PPOConfig, **changes):
+        settings = {"model": str(files / "policy"), "data": str(files / "prompts.jsonl"), "output": tmp_path / "run"}
+        settings |= {
+            "environment": (f"python:{WORLDS}:Talk",),
+            "steps": 2,
+            "rollout_batch_size": 8,
+            "minibatch_size": 8,
+        }
+        settings |= {"max_new_tokens": 100, "max_prompt_tokens": 64, "eval_fraction": 0.0, "sample_every": 0}
+        settings |= {"samples_per_prompt": 4 if kind is GRPOConfig else 1, "device": "cpu", "dtype": "float32"}
+        return kind(**settings | changes)
+
+    return make
+
+
+def length(completions, **_):
+    """Characters of the policy's last turn."""
+    return [float(len(completion[-1]["content"])) for completion in completions]
+
+
+class Forced:
+    """In the place of sampling: each row's turns in order, then an end token."""
+
+    def __init__(self, sampler, turns):
+        self.sampler, self.turns, self.at = sampler, turns, 0
+
+    def generate(self, policy, prompts, generator, version, most):
+        said = []
+        for limit in most:
+            words = self.turns[self.at % len(self.turns)]
+            ids = self.sampler.renderer.tokenizer(words, add_special_tokens=False).input_ids
+            said.append([*ids, self.sampler.renderer.turn_end_id][:limit])
+        self.at += 1
+        batch = collate([prompt.ids for prompt in prompts], said, pad_id=self.sampler.renderer.pad_id)
+        end = self.sampler.renderer.turn_end_id
+        return Responses(
+            batch=batch,
+            truncated=torch.tensor([ids[-1] != end for ids in said]),
+            logprobs=torch.where(batch.response_mask, -1.5, 0.0),
+        )
+
+    def take_retries(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def forced(settings, rewards=(), turns=("甲", "乙乙")):
+    learner = start(settings, list(rewards)).learner
+    learner.sampler = replace(learner.sampler, source=Forced(learner.sampler, turns))
+    return learner
+
+
+def test_one_turn_without_tools_is_what_it_was(config, tmp_path):
+    """An environment that says nothing and pays nothing: bit for bit the run without one."""
+    alone, with_one = (
+        train_ppo(config(environment=environment, output=tmp_path / name, max_new_tokens=12), [length])
+        for name, environment in (("alone", ()), ("with", (f"python:{WORLDS}:Once",)))
+    )
+    one, other = (dict(run.policy.named_parameters()) for run in (alone, with_one))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    scores = [run.metrics["reward/score_mean"].dropna().tolist() for run in (alone, with_one)]
+    assert scores[0] == scores[1]
+
+
+def by_goal(learner):
+    """The rollout batch of a learner, and its rows by the goal of their environment."""
+    scored = rollout(learner, next(learner.prompts))
+    rows = {int(one.prompt.columns["goal"]): row for row, one in enumerate(scored.completions)}
+    return scored, [rows[goal] for goal in (1, 2, 3)]
+
+
+def test_tokens_mask_and_rewards_of_an_episode(config):
+    """Turns 甲, 乙乙, 甲 with their end tokens, and between them what the other one says; a turn's reward is at its end."""
+    learner = forced(config(kl_coef=0.0))
+    scored, rows = by_goal(learner)
+    renderer, experience = learner.sampler.renderer, make_experience(learner, scored)
+    decode, end = renderer.tokenizer.decode, renderer.tokenizer.convert_ids_to_tokens(renderer.turn_end_id)
+    for goal, row in zip((1, 2, 3), rows, strict=True):
+        asked, said, own = (one[row] for one in scored.batch.tokens())
+        assert asked == renderer.prompt_ids(scored.completions[row].prompt.prompt)
+        turns, between = ["甲", "乙乙", "甲"][:goal], []
+        for turn in range(1, goal):
+            conversation = (
+                *scored.completions[row].prompt.prompt,
+                Message("assistant", "x"),
+                Message("user", f"问 {turn}"),
+            )
+            whole = decode(renderer.prompt_ids(conversation))
+            between.append(whole[whole.rindex("x" + end) + 1 + len(end) :])
+        expected = turns[0] + end + "".join(words + turn + end for words, turn in zip(between, turns[1:], strict=True))
+        assert decode(said) == expected
+        assert decode([token for token, is_own in zip(said, own, strict=True) if is_own]) == "".join(
+            t + end for t in turns
+        )
+
+        rewards, mask = experience.rewards[row], experience.mask[row]
+        ends = [place for place, token in enumerate(said) if token == renderer.turn_end_id and own[place]]
+        paid = {place: 0.5 * (turn + 1) for turn, place in enumerate(ends)}
+        paid[ends[-1]] += 10.0
+        assert rewards.tolist() == [paid.get(place, 0.0) for place in range(len(mask))]
+        assert scored.scores[row] == sum(paid.values())
+        assert not scored.responses.logprobs[row][~mask].any()
+        episode = scored.completions[row].episode
+        assert [message.content for message in episode.turns if message.role == "assistant"] == turns
+        assert (episode.ended, scored.completions[row].truncated) == ("environment", False)
+
+
+def test_a_critic_judges_turns(config):
+    """Its targets are at the first tokens of turns: what comes from there on. Advantages are those of the whole turn."""
+    learner = forced(config(kl_coef=0.0, action="turn", gae_lambda=1.0, whiten_advantages=False, critic="separate"))
+    scored, (_, _, row) = by_goal(learner)
+    experience = make_experience(learner, scored)
+    own = experience.mask[row]
+    starts = core.turn_starts(experience.mask)[row]
+    assert experience.returns[row][starts].tolist() == pytest.approx([13.0, 12.5, 11.5], abs=1e-5)
+    assert not experience.returns[row][~starts].any()
+    turn = starts.long().cumsum(0)[own]
+    first = experience.advantages[row][starts]
+    torch.testing.assert_close(experience.advantages[row][own], first[turn - 1])
+    expected = torch.tensor([13.0, 12.5, 11.5]) - experience.old_values[row][starts]
+    torch.testing.assert_close(first, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "turns", "ended", "said"),
+    [
+        ({"max_turns": 2}, ("甲", "乙乙"), "turns", ["甲", "问 1", "乙乙"]),
+        ({"max_new_tokens": 3}, ("甲乙",), "tokens", None),
+        ({"max_new_tokens": 8}, ("甲", "乙乙"), "tokens", ["甲"]),
+        ({"max_new_tokens": 32}, ("甲", "乙" * 30), "tokens", None),
+    ],
+    ids=["turns", "tokens of a turn", "tokens of the other one", "tokens of a later turn"],
+)
+def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
+    learner = forced(config(**changes), turns=turns)
+    scored, (_, _, row) = by_goal(learner)
+    completion = scored.completions[row]
+    assert (completion.episode.ended, completion.truncated) == (ended, True)
+    assert bool(scored.responses.truncated[row])
+    if said is not None:
+        assert [message.content for message in completion.episode.turns] == said
+    assert scored.batch.response_mask.shape[1] <= learner.config.max_new_tokens
+
+
+def test_an_environment_that_fails_costs_its_response_only(config):
+    """Never a score of 0: it is left out and counted, and above --max-failed-rewards the run ends with the reason."""
+    settings = config(environment=(f"python:{WORLDS}:Faulty",), max_failed_rewards=0.2, max_turns=1)
+    learner = forced(settings, [length], turns=("raise",))
+    with pytest.raises(RewardError, match="environment Faulty raised RuntimeError: 坏了"):
+        rollout(learner, next(learner.prompts))
+
+
+def test_rewards_are_added_to_those_of_the_environment(config):
+    result = train_grpo(config(GRPOConfig, reward_weights=(0.0,), max_new_tokens=60), [length])
+    last = result.metrics.iloc[-1]
+    assert last["reward/length"] > 0
+    assert last["reward/score_mean"] == pytest.approx(last["reward/environment"])
+
+
+def test_a_record_names_its_environment(config, files, tmp_path):
+    asked = [
+        {"prompt": [{"role": "user", "content": f"{i}"}], "environment": ("Talk", "Once")[i % 2], "goal": 1}
+        for i in range(8)
+    ]
+    both = (f"python:{WORLDS}:Talk", f"python:{WORLDS}:Once")
+    data = tmp_path / "两个.jsonl"
+    write_jsonl(data, asked)
+    learner = forced(config(data=str(data), environment=both), [length], turns=("甲甲",))
+    scored = rollout(learner, next(learner.prompts))
+    for completion, score in zip(scored.completions, scored.scores, strict=True):
+        assert score == 2.0 + (10.5 if completion.prompt.columns["environment"] == "Talk" else 0.0)
+    write_jsonl(data, [one | {"environment": "说"} for one in asked])
+    with pytest.raises(DataError, match=r"两个.jsonl:\d+: the column `environment` is '说'; choose from Talk, Once"):
+        start(config(data=str(data), environment=both), [length])
+
+
+def test_raw_prompts_are_refused(config, tmp_path):
+    write_jsonl(tmp_path / "raw.jsonl", [{"prompt": f"say {i}"} for i in range(8)])
+    with pytest.raises(DataError, match=r"raw.jsonl:1: the prompt is raw text, but an environment speaks in turns"):
+        start(config(data=str(tmp_path / "raw.jsonl")), [length])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"environment": ("game.py:Talk",)}, "--environment game.py:Talk is no class; use python:FILE.py:CLASS"),
+        ({"environment": ("python:a.py:Talk", "python:b.py:Talk")}, "--environment names several classes Talk"),
+        ({"environment": (), "max_turns": 3}, "--max-turns 3 is about an environment, and there is none"),
+        ({"response_length": "fixed"}, "--response-length fixed does not go with --environment"),
+        ({"sampler": ("python:a.py:E",)}, "--environment does not go with a --sampler of yours"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
