@@ -2,10 +2,11 @@
 
 python benchmarks/same_episodes.py --trl-python PYTHON --output runs/episodes
 
-PYTHON is that of an environment with TRL: pip install torch==2.13.0 trl==1.16.0 transformers datasets accelerate. Both get a small
-random Qwen2 with Qwen2.5's chat template (TRL's copy of it), the same prompts and the environment of peers/word_game.py, and
-instead of what the policy would sample the turns below, by row and turn: calls that win, lose, come twice in one turn, name
-no tool, have wrong arguments, raise, cannot be read, and words without a call. Exits with 1 if anything differs.
+PYTHON is that of an environment with TRL: pip install torch==2.13.0 trl==1.16.0 transformers datasets accelerate. Both get a
+small random Qwen2 with Qwen2.5's chat template (TRL's copy of it), the same prompts and the environment of
+peers/word_game.py, and instead of what the policy would sample the turns below, by row and turn: calls that win, lose, come
+twice in one turn, name no tool, have wrong arguments, raise, cannot be read, and words without a call. Exits with 1 if
+anything differs.
 """
 
 import argparse
@@ -51,7 +52,8 @@ TURNS = [
 ]
 """What the policy says, a list for each row."""
 PROMPTS = [
-    {"prompt": [{"role": "user", "content": f"Game {row}: find the word."}], "word": "plum"} for row in range(len(TURNS))
+    {"prompt": [{"role": "user", "content": f"Game {row}: find the word."}], "word": "plum"}
+    for row in range(len(TURNS))
 ]
 
 
@@ -165,7 +167,9 @@ def main() -> None:
     ]
     for row, one in enumerate(ours):
         said = tokenizer.decode([i for i, is_own in zip(one["completion_ids"], one["mask"], strict=True) if not is_own])
-        print(f"row {row}: {len(one['completion_ids'])} tokens, {sum(one['mask'])} own, reward {one['reward']:g}; {said!r:.150}")
+        print(
+            f"row {row}: {len(one['completion_ids'])} tokens, {sum(one['mask'])} own, reward {one['reward']:g}; {said!r:.150}"
+        )
     for row, name in wrong:
         print(f"row {row}: {name} differs:\n  {ours[row][name]}\n  {theirs[row][name]}")
     print(f"{len(wrong)} differences in {len(ours)} episodes")

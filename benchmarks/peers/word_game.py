@@ -2,7 +2,7 @@
 
 
 class WordGame:
-    def reset(self, word="plum", **columns):
+    def reset(self, word="plum", **_):
         self.word, self.tries, self.is_found = word, 0, False
         return f" It has {len(word)} letters."
 

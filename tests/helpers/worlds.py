@@ -119,3 +119,17 @@ class Unmade:
 class NoReset:
     def get_reward(self):
         return 0.0
+
+
+class Dice:
+    """Pays what it draws."""
+
+    def reset(self, **columns):
+        self.drawn = random.random()
+        return f" {self.drawn:.3f}"
+
+    def _reply(self, text):
+        return str(random.randint(0, 9))
+
+    def get_reward(self):
+        return self.drawn + random.random()

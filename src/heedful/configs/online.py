@@ -1017,6 +1017,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             raise ConfigError(
                 f"{ahead} trains on responses of older weights without a correction; {CORRECT}, or use --async-steps 0"
             )
+        if self.environment:
+            raise ConfigError(
+                f"{ahead} does not go with --environment: an episode's later turns would be sampled by other weights than "
+                "its first; leave out one of the two"
+            )
         if self.dynamic_sampling_rounds:
             raise ConfigError(
                 f"{ahead} does not go with --dynamic-sampling-rounds, whose prompts are not known in advance; leave out one "

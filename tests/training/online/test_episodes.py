@@ -9,13 +9,17 @@ import torch
 import worlds
 from heedful import (
     ConfigError,
+    CriticConfig,
     DataError,
     GRPOConfig,
+    OnlineDPOConfig,
     PPOConfig,
     RewardError,
     core,
     make_tiny_model,
+    train_critic,
     train_grpo,
+    train_online_dpo,
     train_ppo,
 )
 from heedful.algorithms.online.rollout import rollout
@@ -202,6 +206,34 @@ def test_rewards_are_added_to_those_of_the_environment(config):
     assert last["reward/score_mean"] == pytest.approx(last["reward/environment"])
 
 
+def test_a_run_that_is_resumed_plays_the_same_games(config, tmp_path):
+    """Weights and metrics bit for bit; the environment draws numbers of its own."""
+    settings = config(environment=(f"python:{WORLDS}:Dice",), max_turns=3, learning_rate=1e-2, steps=3)
+    whole = train_ppo(replace(settings, output=tmp_path / "whole"))
+    cut = replace(settings, output=tmp_path / "cut", save_every=1)
+
+    def interrupt(step, metrics):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_ppo(cut, on_step=interrupt)
+    resumed = train_ppo(cut)
+    one, other = (dict(run.policy.named_parameters()) for run in (whole, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("train", [train_online_dpo, train_critic], ids=["online DPO", "critic"])
+def test_other_trainers_have_environments(config, train):
+    kinds = {
+        train_online_dpo: (OnlineDPOConfig, {"samples_per_prompt": 2}),
+        train_critic: (CriticConfig, {"critic": "separate"}),
+    }
+    kind, changes = kinds[train]
+    result = train(config(kind, eval_fraction=0.3, steps=1, rollout_batch_size=4, minibatch_size=4, **changes))
+    assert result.metrics["rollout/turns"].dropna().iloc[0] >= 1
+
+
 def test_a_record_names_its_environment(config, files, tmp_path):
     asked = [
         {"prompt": [{"role": "user", "content": f"{i}"}], "environment": ("Talk", "Once")[i % 2], "goal": 1}
@@ -233,6 +265,10 @@ def test_raw_prompts_are_refused(config, tmp_path):
         ({"environment": (), "max_turns": 3}, "--max-turns 3 is about an environment, and there is none"),
         ({"response_length": "fixed"}, "--response-length fixed does not go with --environment"),
         ({"sampler": ("python:a.py:E",)}, "--environment does not go with a --sampler of yours"),
+        (
+            {"sampler": ("vllm:http://a:1",), "async_steps": 1, "importance": "token-truncate"},
+            "--async-steps 1 does not go with --environment",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(config, changes, message):

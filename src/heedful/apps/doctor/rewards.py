@@ -13,6 +13,7 @@ from heedful.configs.online import OnlineConfig, RolloutConfig
 from heedful.core.agreement import correlation
 from heedful.data.chat import Renderer
 from heedful.rewards import Ensemble, Reward
+from heedful.rewards.environment import environment_reward
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.models import ModelReward
 from heedful.rewards.results import OneScore, Problem, Remote
@@ -138,7 +139,10 @@ def ties(totals: Sequence[float | None], completions: Sequence[Completion]) -> F
 
 
 def _asked_again(reward: Reward) -> bool:
-    """Whether a reward may be called once more. A server or judge is not: that may cost money."""
+    """Whether a reward may be called once more. A server or judge is not: that may cost money; nor what an environment gave
+    while the policy acted."""
+    if reward.function is environment_reward:
+        return False
     return not isinstance(reward.function, Remote) or isinstance(reward.function, FunctionProcess)
 
 
