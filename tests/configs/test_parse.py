@@ -153,6 +153,8 @@ def _company(config_class, name):
     }  # fmt: skip
     if name.startswith("sampler_"):
         return servers
+    if name in ("max_turns", "environment_timeout"):
+        return {"environment": ("python:游戏.py:Game",)}
     if issubclass(config_class, GRPOConfig):
         of_a_critic = ("gamma", "gae_lambda", "whiten_rewards", "value_coef", "value_clip_range", "value_epochs")
         others |= {setting: {"advantage": "gae"} for setting in (*of_a_critic, "critic_warmup_steps")}

@@ -304,7 +304,7 @@ PATHS = (
 )  # fmt: skip
 """Settings that are paths, or names of models and data sets; such names never begin with ~."""
 REWARDS = (
-    "rewards", "reward", "second", "selection_rewards", "judge", "advantage", "policy_loss", "loss", "sampler",
+    "rewards", "reward", "second", "selection_rewards", "judge", "advantage", "policy_loss", "loss", "sampler", "environment",
 )  # fmt: skip
 """Settings that may have a path after model: or python:, as in python:FILE.py:FUNCTION."""
 

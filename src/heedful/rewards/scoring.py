@@ -430,8 +430,9 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
 
 
 def _of_its_length(score: OneScore | Problem, completion: Completion) -> OneScore | Problem:
-    """The score; a `Problem` if it is dense and its length is not that of the response, with or without its end token."""
-    if not isinstance(score, list) or len(score) - len(completion.ids) in (0, int(not completion.truncated)):
+    """The score; a `Problem` if it is dense and not as long as the response. An environment's also has the end token."""
+    ends = completion.episode.ends if completion.episode is not None else ()
+    if not isinstance(score, list) or len(score) in (len(completion.ids), *ends[-1:]):
         return score
     return Problem(
         f"returned {counted(len(score), 'score')} for a response of {counted(len(completion.ids), 'token')}; a score is one "
@@ -467,8 +468,9 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
         "truncated": [c.truncated for c in completions],
         "thinking_parts": [c.thinking for c in completions],
         "answer_parts": [c.answer for c in completions],
-        "episodes": [c.episode for c in completions],
     }
+    if any(c.episode is not None for c in completions):
+        arguments["episodes"] = [c.episode for c in completions]
     parameters = inspect.signature(function).parameters.values()
     required = [
         p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)

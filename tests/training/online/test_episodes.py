@@ -206,6 +206,19 @@ def test_rewards_are_added_to_those_of_the_environment(config):
     assert last["reward/score_mean"] == pytest.approx(last["reward/environment"])
 
 
+def test_games_differ_from_step_to_step(config):
+    learner = start(config(environment=(f"python:{WORLDS}:Dice",), max_turns=2), []).learner
+    drawn = [
+        {
+            one.prompt.prompt[-1].content.rpartition(" ")[2]
+            for one in rollout(learner, next(learner.prompts)).completions
+        }
+        for _ in range(2)
+    ]
+    assert len(drawn[0]) == len(drawn[1]) == 8
+    assert not drawn[0] & drawn[1]
+
+
 def test_a_run_that_is_resumed_plays_the_same_games(config, tmp_path):
     """Weights and metrics bit for bit; the environment draws numbers of its own."""
     settings = config(environment=(f"python:{WORLDS}:Dice",), max_turns=3, learning_rate=1e-2, steps=3)
