@@ -23,8 +23,8 @@ from heedful.configs.settings import UNIONS, flag, is_list, required, types_of
 from heedful.configs.trainers import TRAINERS
 
 SECTIONS = (
-    "model and data", "algorithm", "sampling", "environment", "reward", "optimisation", "evaluation", "logging", "checkpoints",
-    "devices", "judge", "server",
+    "model and data", "algorithm", "sampling", "environment", "reward", "optimisation", "evaluation", "logging",
+    "checkpoints", "devices", "judge", "server",
 )  # fmt: skip
 """Groups of settings, in the order of ``--help-all``."""
 OWN = "this command"

@@ -191,10 +191,12 @@ def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     assert scored.batch.response_mask.shape[1] <= learner.config.max_new_tokens
 
 
-def test_an_environment_that_fails_costs_its_response_only(config):
-    """Never a score of 0: it is left out and counted, and above --max-failed-rewards the run ends with the reason."""
+@pytest.mark.parametrize("said", ["raise", "<think>想</think>raise"])
+def test_an_environment_that_fails_costs_its_response_only(config, said):
+    """Never a score of 0: it is left out and counted, and above --max-failed-rewards the run ends with the reason. The other
+    one does not hear what the policy thinks."""
     settings = config(environment=(f"python:{WORLDS}:Faulty",), max_failed_rewards=0.2, max_turns=1)
-    learner = forced(settings, [length], turns=("raise",))
+    learner = forced(settings, [length], turns=(said,))
     with pytest.raises(RewardError, match="environment Faulty raised RuntimeError: 坏了"):
         rollout(learner, next(learner.prompts))
 
