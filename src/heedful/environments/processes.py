@@ -290,8 +290,6 @@ def tools_of(environment: Any) -> list[str]:
 
 def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
     """`Abilities`, without the files. Raises ConfigError if the class does not keep to the contract."""
-    from transformers.utils import get_json_schema
-
     try:
         environment = factory()
     except Exception as error:
@@ -300,6 +298,8 @@ def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
         raise ConfigError(f"{FLAG} {spec}: {type(environment).__name__} has no method reset(**columns)")
     schemas = []
     for name in tools_of(environment):
+        from transformers.utils import get_json_schema  # takes seconds
+
         try:
             schemas.append(get_json_schema(getattr(environment, name)))
         except Exception as error:
