@@ -104,6 +104,20 @@ def test_a_response_that_is_one_action_has_no_places(logged, part):
     assert list(pictures) == ["calibration", "variance explained, by length", "bias, by length"]
 
 
+def test_turns_are_actions(logged, part):
+    """Turns of two tokens and of one: a value and a return for each, of the turn's rewards and those behind it."""
+    responses = [("q", "a好")] * 4
+    values = [[value, 9.0, 0.5, 9.0] for value in (0.5, 1.5, 0.5, 1.5)]
+    run = logged({"gamma": 1.0, "action": "turn"}, values=values, responses=responses)
+    path = run / "rollouts" / "step-000001.parquet"
+    replace(path, "token_rewards", [[0.0, score, 0.0, 0.5] for score in (0.0, 1.0, 0.0, 1.0)])
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("turn_ends", pa.array([[2, 4]] * 4, pa.list_(pa.int32()))), path)
+    said, _ = part(run)
+    assert "4 responses, 8 values" in said
+    assert "critic, lambda 1 1 1 0 0" in said
+
+
 def test_lambda_by_length_is_that_of_the_run(logged, part):
     """1 - 1 / (2 alpha) is 1/2 at alpha 1."""
     said, _ = part(logged({"gamma": 1.0, "gae_lambda_alpha": 1.0}))

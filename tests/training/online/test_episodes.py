@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -219,6 +220,20 @@ def test_games_differ_from_step_to_step(config):
     ]
     assert len(drawn[0]) == len(drawn[1]) == 8
     assert not drawn[0] & drawn[1]
+
+
+def test_rollout_files_have_the_turns(config):
+    settings = config(rollouts="all", steps=1, environment=(f"python:{WORLDS}:Dice",), max_turns=2)
+    train_ppo(settings)
+    (path,) = (settings.output / "rollouts").iterdir()
+    rows = pq.read_table(path).to_pylist()
+    assert {len(row["turn_ends"]) for row in rows} == {1, 2}
+    for row in rows:
+        assert row["turn_ends"][-1] == len(row["response_ids"])
+        assert sum(row["turn_rewards"]) == pytest.approx(row["score"])
+        assert [turn["role"] for turn in row["turns"]] == ["assistant", "user", "assistant"][
+            : 2 * len(row["turn_ends"]) - 1
+        ]
 
 
 def test_a_run_that_is_resumed_plays_the_same_games(config, tmp_path):

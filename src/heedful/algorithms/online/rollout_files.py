@@ -15,6 +15,7 @@ from heedful.distributed import ranks
 from heedful.files import write_bytes
 from heedful.redact import without_secrets_of
 from heedful.training.output_folder import real_path
+from heedful.types import Episode, plain_response
 
 FOLDER = "rollouts"
 OF_TOKENS = (
@@ -51,7 +52,9 @@ def write_rollouts(
     of servers after them and renormalised), ``score`` (as the rewards gave it, combined), ``rewards`` (what each gave, by
     its name), ``shaped_score`` (as training counts it), ``kl`` (to the reference, nats per response), ``length``
     (tokens), ``finish_reason`` (stop or length), ``source`` (where the prompt was read), ``weights_version`` (of the
-    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). A number that there is not is
+    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). With an environment ``turns``
+    (messages with ``role`` and ``content``), ``turn_ends`` (how many of ``response_ids`` there are up to the end of each of
+    the policy's turns; those of the other one are not among them), ``turn_rewards``. A number that there is not is
     null: the score and KL of a response on which a reward failed, what a reward gave that did not apply, the KL of a run
     that measures none.
 
@@ -119,6 +122,8 @@ def _table(
         "finish_reason": pa.array(["length" if cut else "stop" for cut in sampled.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
     }
+    if any(one.episode is not None for one in completions):
+        columns |= _of_episodes([one.episode for one in completions])
     if sampled.versions is not None:
         versions = sampled.versions.tolist()
         columns["weights_version"] = pa.array(versions, pa.int32())
@@ -127,6 +132,20 @@ def _table(
     for name in OF_TOKENS:
         columns[name] = _of_tokens(token_numbers.get(name), of_learned, own)
     return pa.table(columns)
+
+
+def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, pa.Array]:
+    """What was said in turns, and each turn's end and reward."""
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    turns = [
+        None if one is None else [{"role": said.role, "content": plain_response(said)} for said in one.turns]
+        for one in episodes
+    ]
+    return {
+        "turns": pa.array(turns, pa.list_(message)),
+        "turn_ends": pa.array([None if one is None else one.ends for one in episodes], pa.list_(pa.int32())),
+        "turn_rewards": pa.array([None if one is None else one.rewards for one in episodes], pa.list_(pa.float64())),
+    }
 
 
 def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], own: np.ndarray) -> pa.Array:

@@ -76,13 +76,13 @@ def _read(run: RunRecord) -> _Read | None:
     settings, parts, lengths, steps, tokens = run.settings, [], [], [], 0
     size = int(settings.get("samples_per_prompt") or 1)
     for step, path in sorted(rollout_files(run.folder).items(), reverse=True)[:STEPS]:
-        values, rewards, mask, known = map(torch.from_numpy, read_values(path))
+        values, rewards, mask, starts, known = map(torch.from_numpy, read_values(path))
         known &= tokens + mask.sum(dim=1).cumsum(dim=0) <= MOST_TOKENS
         if len(known) % size:
             size = 1
         whole = known.view(len(known) // size, size).all(dim=1).repeat_interleave(size)
         if whole.any():
-            parts.append(_actions(values[whole], rewards[whole], mask[whole], run))
+            parts.append(_actions(values[whole], rewards[whole], mask[whole], starts[whole], run))
             lengths.append(mask[whole].sum(dim=1))
             steps.append(step)
             tokens += int(mask[whole].sum())
@@ -100,9 +100,14 @@ def _read(run: RunRecord) -> _Read | None:
     return _Read(Judged(values, rewards, actions, torch.cat(lengths), gamma, gae_lambda, size), steps[::-1])
 
 
-def _actions(values: Tensor, rewards: Tensor, mask: Tensor, run: RunRecord) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, rewards and mask of a step's actions, as the run's settings have them: of tokens, or of whole responses."""
+def _actions(
+    values: Tensor, rewards: Tensor, mask: Tensor, starts: Tensor, run: RunRecord
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, rewards and mask of a step's actions, as the run's settings have them: of tokens, turns, or whole responses.
+    ``starts``: the first tokens of turns."""
     actions, size = mask, run.settings.get("action")
     if size == "response" or (size is None and run.settings.get("importance_level", "token") != "token"):
         rewards, actions = core.response_rewards(rewards, mask), core.first_in_mask(mask)
+    elif size == "turn":
+        rewards, actions = core.action_rewards(rewards, mask, starts), starts
     return values, core.rescale(rewards, actions) if run.settings.get("whiten_rewards") else rewards, actions

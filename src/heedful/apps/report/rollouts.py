@@ -189,15 +189,21 @@ class StepValues(NamedTuple):
     values: Floats
     rewards: Floats
     mask: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.bool_]
+    """True at the first token of each turn."""
     known: npt.NDArray[np.bool_]
     """False for a response without these numbers, or with some that are not finite."""
 
 
 def read_values(path: Path) -> StepValues:
     """Read the values and rewards of a step's tokens. Raises DataError."""
-    table = _table(path, ["response_ids", "values", "token_rewards"])
+    table = _table(path, ["response_ids", "values", "token_rewards", "turn_ends"])
     lengths = _lengths(table["response_ids"])
     mask = np.arange(lengths.max(initial=0)) < lengths[:, np.newaxis]
+    starts = mask & (np.arange(mask.shape[1]) == 0)
+    if "turn_ends" in table.column_names:
+        for row, ends in enumerate(table["turn_ends"].to_pylist()):
+            starts[row, [end for end in ends or () if end < lengths[row]]] = True
     found, known = {}, lengths > 0
     for name in ("values", "token_rewards"):
         found[name] = np.where(mask, np.nan, 0.0)
@@ -208,7 +214,7 @@ def read_values(path: Path) -> StepValues:
                 raise _wrong_length(path, row, own[row], name, lengths[row])
             found[name][mask & has[:, np.newaxis]] = _numpy(column.flatten())
         known = known & np.isfinite(found[name]).all(axis=1)
-    return StepValues(found["values"], found["token_rewards"], mask, known)
+    return StepValues(found["values"], found["token_rewards"], mask, starts, known)
 
 
 def without_rollouts(run: Path) -> CheckpointError:
