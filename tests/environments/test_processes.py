@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 import worlds
-from heedful import ConfigError
+from heedful import ConfigError, RewardError
 from heedful.environments.processes import Answer, Environments, Failure
 from heedful.types import ToolCall
 
@@ -112,6 +113,40 @@ def test_what_they_draw_depends_on_the_seed_and_the_place(start):
         said.append([answer.reply.partition("drew ")[2] for answer in answers.values()])
     assert said[0] == said[1]
     assert len({*said[0], *said[2]}) == 4
+
+
+def test_a_new_process_plays_the_games_of_an_old_one(start):
+    """Also if the environment draws while it is made, and is the one to import numpy."""
+    old, new = start("Drawn"), start("Drawn")
+    old.begin([{}], seed=1)
+    assert old.begin([{}], seed=2) == new.begin([{}], seed=2)
+
+
+def test_an_error_without_a_text_has_its_name(start):
+    one = start("Unspeakable")
+    one.begin([{}], seed=0)
+    assert one.turn({0: ([], "")})[0].startswith("raised Error")
+
+
+def test_one_that_forks_answers_once(start):
+    one = start("Forking")
+    assert one.begin([{}], seed=0) == ["mine"]
+    assert one.begin([{}], seed=0) == ["mine"]
+
+
+def test_arguments_that_are_too_deep_are_the_tools_error(start):
+    guess = start("Guess")
+    guess.begin([{}], seed=0)
+    deep = ToolCall("guess", '{"word": ' + "[" * 100_000 + "]" * 100_000 + "}", "c")
+    assert "error" in guess.turn({0: ([deep], "")})[0].results[0]
+
+
+def test_a_first_process_that_is_gone_is_an_error_with_a_remedy(start):
+    talk = start("Talk")
+    os.kill(talk._first.pid, signal.SIGKILL)
+    talk._first.wait()
+    with pytest.raises(RewardError, match=r"there is no process for environment 1 .*ulimit -n"):
+        talk.begin([{}], seed=0)
 
 
 def test_they_act_at_the_same_time(start):

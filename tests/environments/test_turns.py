@@ -112,6 +112,24 @@ def test_a_call_that_cannot_be_read_is_no_call(said):
     assert turns(HERMES).message(said) == Message("assistant", said)
 
 
+def test_calls_are_those_behind_the_thinking():
+    call = '<call>{"name": "guess", "arguments": {"word": "梨"}}</call>'
+    assert turns(HERMES).message(f"<think>{call}?</think>算了") == Message("assistant", f"<think>{call}?</think>算了")
+    assert turns(HERMES).message(f"<think>{call}") == Message("assistant", f"<think>{call}")
+    message = turns(BARE).message('<think>想</think>\n{"name": "guess", "parameters": {"word": "梨"}}')
+    assert (message.thinking, [one.arguments for one in message.tool_calls]) == ("想", ['{"word": "梨"}'])
+
+
+def test_a_template_without_an_end_of_turn_goes_on_behind_the_answer():
+    made = turns(HERMES.replace("<|end|>\n", "\n").replace("<|end|>", ""))
+    assert not made.renderer.ends_turns
+    ids = made.said_ids((Message("tool", "RESULT", name="guess"),), (Message("user", "问"),))
+    assert text(made, ids) == "\n<|user|><r>guess: RESULT</r>\n<|assistant|>"
+    assert (
+        text(made, made.said_ids((Message("user", "好"),), (Message("user", "问"),))) == "\n<|user|>好\n<|assistant|>"
+    )
+
+
 def test_a_call_without_arguments_has_none():
     assert turns(HERMES).message('<call>{"name": "look"}</call>').tool_calls == (ToolCall("look", "{}", CALL_ID),)
 

@@ -133,3 +133,52 @@ class Dice:
 
     def get_reward(self):
         return self.drawn + random.random()
+
+
+class Echo:
+    """Says half a character."""
+
+    def reset(self, **columns):
+        return " \ud83d"
+
+    def _reply(self, text):
+        return "\ud83d"
+
+
+class Endless:
+    def reset(self, **columns):
+        pass
+
+    def _reply(self, text):
+        return "长" * 10_000_000
+
+
+class Drawn:
+    """Draws when it is made, with numpy that nobody has imported before."""
+
+    def __init__(self):
+        import numpy
+
+        self.numpy = numpy
+        self.first = random.random()
+
+    def reset(self, **columns):
+        return f" {self.first} {random.random()} {self.numpy.random.rand()}"
+
+
+class Unspeakable:
+    def reset(self, **columns):
+        pass
+
+    def _reply(self, text):
+        class Error(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise Error
+
+
+class Forking:
+    def reset(self, **columns):
+        os.fork()
+        return "mine"

@@ -597,7 +597,8 @@ class EnvironmentOptions(Settings):
     """Most turns of the policy in an episode; max-new-tokens are those of all turns, with what the environment says between
     them."""
     environment_timeout: Annotated[float, POSITIVE] = 60.0
-    """Seconds for one turn of an environment. One that takes longer is stopped, and its response is left out."""
+    """Seconds for one turn of all environments of a step, which act together. One that has not answered then is stopped, and
+    its response is left out."""
 
     def check(self) -> None:
         super().check()
@@ -606,9 +607,10 @@ class EnvironmentOptions(Settings):
                 raise ConfigError(f"--environment {spec} is no class; use python:FILE.py:CLASS")
             user_code.check_form("--environment", spec)
         names = [spec.rpartition(":")[2] for spec in self.environment]
-        if len(set(names)) < len(names):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
             raise ConfigError(
-                f"--environment names several classes {names[0]}; the column `environment` could not tell them apart: rename "
+                f"--environment names several classes {twice}; the column `environment` could not tell them apart: rename "
                 "one"
             )
         if not self.environment:
@@ -822,6 +824,11 @@ class RolloutConfig(
             raise ConfigError(
                 f"--response-length {self.response_length} does not go with --environment, whose turns end with their end "
                 "token; leave out one of the two"
+            )
+        if self.overlong_buffer:
+            raise ConfigError(
+                f"--overlong-buffer {self.overlong_buffer} is about the policy's own tokens, but with --environment "
+                "--max-new-tokens counts those of the other one too; leave out one of the two"
             )
         if self.user_engine is not None:
             raise ConfigError(

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from heedful.data.chat import PROBE, Renderer
 from heedful.errors import CheckpointError
-from heedful.types import THINK_END, Conversation, Message, ToolCall
+from heedful.types import THINK_END, Conversation, Message, ToolCall, split_thinking
 
 CALL_ID = "call00001"
 """An id of a call: nine letters and digits, as Mistral's templates want them."""
-CALL = ToolCall("heedful_probe", '{"heedful_key": "heedful value"}', CALL_ID)
+CALL = ToolCall("probe_tool", '{"probe_key": "probe value"}', CALL_ID)
 
 
 class JSONCalls(NamedTuple):
@@ -92,7 +92,12 @@ class TaggedCalls(NamedTuple):
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False), CALL_ID)
+    return ToolCall(whole(name), whole(json.dumps(arguments, ensure_ascii=False)), CALL_ID)
+
+
+def whole(text: str) -> str:
+    """A text with a question mark for each half of a character that JSON may name, and that no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Turns:
@@ -128,12 +133,15 @@ class Turns:
         return self.renderer.encoder.read(whole[len(before) :])
 
     def message(self, text: str) -> Message:
-        """The policy's turn as a message, with its calls of tools. A turn whose calls cannot be read has none."""
-        calls = self.form.read(text) if self.form is not None else None
+        """The policy's turn as a message, with its calls of tools behind its thinking. A turn whose calls cannot be read has
+        none."""
+        thinking, answer = split_thinking(text)
+        calls = self.form.read(answer) if self.form is not None and answer is not None else None
         if not calls:
             return Message("assistant", text)
         assert self.form is not None
-        return Message("assistant", self.form.content(text), tool_calls=tuple(calls))
+        assert answer is not None
+        return Message("assistant", self.form.content(answer), thinking=thinking, tool_calls=tuple(calls))
 
     def _around(self, said: Conversation, system: Conversation = ()) -> tuple[str, str]:
         """A short conversation up to the end of an answer, and with what the other one said to it."""
@@ -148,17 +156,17 @@ class Turns:
             asked = self.prompt(asked)
         answered = self.template.text(asked, add_generation_prompt=False)
         whole = self.template.text((*asked, *said), add_generation_prompt=True)
-        before = self._up_to_end(answered)
+        before = self._up_to_end(answered, answer.content)
         if not whole.startswith(before):
             raise self._rewrites()
         return before, whole
 
-    def _up_to_end(self, text: str) -> str:
-        """A rendering up to the end of its last answer."""
+    def _up_to_end(self, text: str, says: str) -> str:
+        """A rendering up to the end of its last answer, which ``says`` this."""
         if self.renderer.ends_turns:
             end = self.renderer.end_token
             return text[: text.rindex(end) + len(end)]
-        return text[: text.rindex(PROBE) + len(PROBE)] if PROBE in text else text.rstrip()
+        return text[: text.rindex(PROBE) + len(PROBE)] if says == PROBE else text.rstrip()
 
     def _check_growing(self, said: Conversation) -> None:
         """Raise CheckpointError if a turn is written in another way once another follows: a policy that wrote it, and then

@@ -24,6 +24,8 @@ from heedful.errors import DataError
 from heedful.types import Completion, Episode, Message, Prompt, as_message, plain_response, split_thinking
 from heedful.user_code import PREFIX
 
+LONGEST_TOKEN = 64
+"""Characters of a token at most: a longer text is not worth tokenising to see that it does not fit."""
 Say = Callable[[Sequence[EncodedPrompt], Sequence[int]], Responses]
 """Samples a turn behind each prompt, of at most so many tokens."""
 
@@ -126,7 +128,7 @@ class Episodes:
         counts = dict.fromkeys(self.turns, 0)
         rows = []
         for one in prompts:
-            kind = self._kind(one.prompt)
+            kind = self.kind_of(one.prompt)
             rows.append(Row(counts[kind], kind, one))
             counts[kind] += 1
 
@@ -157,22 +159,27 @@ class Episodes:
                 )
         return rows
 
-    def _kind(self, prompt: Prompt) -> str:
-        """The class of a prompt's environment. Raises DataError."""
+    def kind_of(self, prompt: Prompt) -> str:
+        """The name of the class of a prompt's environment. Raises DataError for a prompt that is none for an environment."""
         if not isinstance(prompt.prompt, tuple):
             raise DataError(
                 f"{prompt.source}: the prompt is raw text, but an environment speaks in turns: give messages, or add "
                 "--chat-template plain and use the column `instruction`"
             )
+        if prompt.prompt[-1].role != "user":
+            raise DataError(
+                f"{prompt.source}: the prompt ends with a message of the {prompt.prompt[-1].role}, but an environment adds "
+                "what it says at the beginning to one of the user"
+            )
         if len(self.turns) == 1:
             return next(iter(self.turns))
         kind = prompt.columns.get("environment")
-        if kind not in self.turns:
+        if not isinstance(kind, str) or kind not in self.turns:
             raise DataError(
-                f"{prompt.source}: the column `environment` is {kind!r}; choose from {', '.join(self.turns)}, the classes of "
-                "--environment"
+                f"{prompt.source}: the column `environment` is {kind!r:.60}; choose from {', '.join(self.turns)}, the "
+                "classes of --environment"
             )
-        return str(kind)
+        return kind
 
     def _add_turns(self, rows: Sequence[Row], before: Sequence[EncodedPrompt], sampled: Responses) -> None:
         """Add what the policy said."""
@@ -227,15 +234,18 @@ class Episodes:
             if not said:
                 row.ended = "environment"
                 continue
-            assert isinstance(row.asked.prompt.prompt, tuple)
-            ids = self.turns[row.kind].said_ids(tuple(said), row.asked.prompt.prompt)
             if is_last:
                 row.ended = "turns"
-            elif len(row.said) + len(ids) >= self.max_new_tokens:
-                row.ended = "tokens"
-            else:
+                continue
+            assert isinstance(row.asked.prompt.prompt, tuple)
+            left = self.max_new_tokens - len(row.said)
+            fits = sum(len(one.content) for one in said) <= LONGEST_TOKEN * left
+            ids = self.turns[row.kind].said_ids(tuple(said), row.asked.prompt.prompt) if fits else []
+            if fits and len(ids) < left:
                 row.add(ids, own=False)
                 row.messages += said
+            else:
+                row.ended = "tokens"
 
     def _end(self, rows: Sequence[Row]) -> None:
         """Add the rewards of the episodes to their last turns."""
@@ -276,19 +286,21 @@ class Episodes:
             return found.to(device)
 
         kept = any(part.kept_logprobs is not None for part in parts)
+        versions = parts[0].versions if parts else None  # one for all rows
         return Responses(
             batch=batch,
-            truncated=torch.tensor([row.ended in ("turns", "tokens") for row in rows], device=device),
+            truncated=torch.tensor([row.ended == "tokens" for row in rows], device=device),
             logprobs=placed([row.logprobs for row in rows]),
             completions=[self._completion(row) for row in rows],
             temperature=parts[0].temperature if parts else 1.0,
             kept_logprobs=placed([row.kept for row in rows]) if kept else None,
+            versions=None if versions is None else versions[:1].expand(len(rows)).clone(),
         )
 
     def _completion(self, row: Row) -> Completion:
         """What was said as text."""
         own = [token for token, is_own in zip(row.said, row.own, strict=True) if is_own]
-        abilities, truncated = self.abilities[row.kind], row.ended in ("turns", "tokens")
+        abilities, truncated = self.abilities[row.kind], row.ended == "tokens"
         episode = Episode(
             turns=tuple(row.messages),
             rewards=tuple(row.rewards) if abilities.rewards_turns or abilities.rewards_episodes else (),

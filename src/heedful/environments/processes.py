@@ -31,7 +31,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from heedful import user_code
-from heedful.errors import ConfigError, HeedfulError
+from heedful.errors import ConfigError, HeedfulError, RewardError
 from heedful.processes import INTERVAL, end_with, ended_after, imported_files, kill_group
 from heedful.types import ToolCall
 
@@ -100,7 +100,7 @@ class Environments:
             )
         self._alive: dict[int, tuple[int, Connection]] = {}
         """Process and channel of each place."""
-        self.close = weakref.finalize(self, _end, self._first, self._alive)
+        self.close = weakref.finalize(self, _end, self._first, self._channel, self._alive)
         self.abilities = self._start()
 
     def begin(self, columns: Sequence[Mapping[str, Any]], *, seed: int) -> list[str | Failure | None]:
@@ -108,16 +108,17 @@ class Environments:
 
         Random generators of each process are seeded by ``seed`` and its place.
         """
-        for place in range(len(columns)):
-            if place not in self._alive:
-                self._fork(place)
-        found = self._ask({place: ("begin", dict(one), f"{seed}:{place}") for place, one in enumerate(columns)})
+        new = [place for place in range(len(columns)) if place not in self._alive]
+        for place in new:
+            self._fork(place)
+        asked = {place: ("begin", dict(one), place, f"{seed}:{place}") for place, one in enumerate(columns)}
+        found = self._ask(asked, timeout=max(self.timeout, LONGEST_START) if new else self.timeout)
         return [found[place] for place in range(len(columns))]
 
     def turn(self, said: Mapping[int, tuple[Sequence[ToolCall], str]]) -> dict[int, Answer | Failure]:
         """Give each environment its policy's turn: the calls of tools in it, and its text."""
         asked = {
-            place: ("turn", [(call.name, json.loads(call.arguments)) for call in calls], text)
+            place: ("turn", [(call.name, call.arguments) for call in calls], text)
             for place, (calls, text) in said.items()
         }
         found = self._ask(asked)
@@ -129,10 +130,11 @@ class Environments:
 
     def _start(self) -> Abilities:
         """Load the class."""
-        self._channel.send((self.spec, max(self.timeout, LONGEST_START)))
-        if not self._channel.poll(max(self.timeout, LONGEST_START)):
+        timeout = max(self.timeout, LONGEST_START)
+        self._channel.send((self.spec, timeout))
+        if not self._channel.poll(timeout):
             self.close()
-            raise ConfigError(f"{FLAG} {self.spec}: its file was not imported within {LONGEST_START:g} s")
+            raise ConfigError(f"{FLAG} {self.spec}: its file was not imported within {timeout:g} s")
         try:
             answer = json.loads(self._channel.recv_bytes())
         except (EOFError, ConnectionError):
@@ -146,21 +148,28 @@ class Environments:
         return Abilities(tools=tools, files=tuple(answer.pop("files")), **answer)
 
     def _fork(self, place: int) -> None:
-        """Have a process for a place."""
-        ours, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._channel.send("fork")
-            reduction.send_handle(self._channel, theirs.fileno(), self._first.pid)
-            self._alive[place] = (json.loads(self._channel.recv_bytes()), ours)
+        """Have a process for a place. Raises RewardError if the machine has none."""
+        try:
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:
+                self._channel.send("fork")
+                reduction.send_handle(self._channel, theirs.fileno(), self._first.pid)
+                self._alive[place] = (json.loads(self._channel.recv_bytes()), ours)
+        except (EOFError, OSError) as error:
+            raise RewardError(
+                f"{FLAG} {self.spec}: there is no process for environment {place + 1} ({type(error).__name__} {error}); "
+                "lower --rollout-batch-size, or raise the limits of open files and processes (ulimit -n, ulimit -u)"
+            ) from None
 
-    def _ask(self, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """The answer of each environment, or its failure, after which its process is gone."""
-        deadline, found = time.monotonic() + self.timeout, dict[int, Any]()
+    def _ask(self, asked: Mapping[int, tuple[Any, ...]], *, timeout: float | None = None) -> dict[int, Any]:
+        """The answer of each environment, or its failure; the process of one that hangs or ends is gone then."""
+        timeout = timeout or self.timeout
+        deadline, found = time.monotonic() + timeout, dict[int, Any]()
         waiting = {}
         for place, request in asked.items():
             _, channel = self._alive[place]
             try:
-                channel.send((request, self.timeout))
+                channel.send((request, timeout))
                 waiting[channel] = place
             except OSError:
                 found[place] = self._lost(place)
@@ -175,7 +184,7 @@ class Environments:
                     try:
                         answer = json.loads(answered.recv_bytes())
                         found[place] = Failure(answer["failed"]) if "failed" in answer else answer["found"]
-                    except (EOFError, ConnectionError):
+                    except (EOFError, OSError):  # it may have ended in the middle of an answer
                         found[place] = self._lost(place)
         except BaseException:  # Ctrl-C, say: the answers that come now belong to no call
             self.close()
@@ -183,7 +192,7 @@ class Environments:
         for place in waiting.values():
             self._lost(place)
             found[place] = Failure(
-                f"did not answer within {self.timeout:g} s and was stopped; if it needs longer, raise --environment-timeout"
+                f"did not answer within {timeout:g} s and was stopped; if it needs longer, raise --environment-timeout"
             )
         return {place: found[place] for place in asked}
 
@@ -192,8 +201,11 @@ class Environments:
         pid, channel = self._alive.pop(place)
         channel.close()
         kill_group(pid)
-        self._channel.send(("ended", pid))
-        return Failure(_ending(json.loads(self._channel.recv_bytes())))
+        try:
+            self._channel.send(("ended", pid))
+            return Failure(_ending(json.loads(self._channel.recv_bytes())))
+        except (EOFError, OSError):
+            return Failure("lost its process")
 
 
 def _ending(status: int) -> str:
@@ -203,12 +215,19 @@ def _ending(status: int) -> str:
     return f"ended its process (exit status {status})"
 
 
-def _end(first: "subprocess.Popen[bytes]", alive: dict[int, tuple[int, Connection]]) -> None:
-    """End all processes."""
+def _end(
+    first: "subprocess.Popen[bytes]",
+    requests: "Connection[Any, Any]",
+    alive: dict[int, tuple[int, "Connection[Any, Any]"]],
+) -> None:
+    """End all processes; the first one waits for the others."""
     for pid, channel in alive.values():
         channel.close()
         kill_group(pid)
     alive.clear()
+    requests.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        first.wait(timeout=2.0)
     kill_group(first.pid)
     first.wait()
 
@@ -250,14 +269,18 @@ def serve(channel: int, heedful: int) -> None:
             _live(Connection(handle), factory, first)
         os.close(handle)
         requests.send_bytes(json.dumps(pid).encode())
-    kill_group(os.getpid())
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _in_a_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a function returns in a process of its own: what it imports stays there. Raises ConfigError as it does."""
     ours, theirs = multiprocessing.Pipe()
-    pid = os.fork()
+    first, pid = os.getpid(), os.fork()
     if pid == 0:
+        os.setsid()
+        threading.Thread(target=end_with, args=(first,), daemon=True).start()
         try:
             answer: dict[str, Any] = {"found": function()}
         except HeedfulError as error:
@@ -272,6 +295,7 @@ def _in_a_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except EOFError:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         raise ConfigError(f"{FLAG}: making an environment {_ending(status)}") from None
+    kill_group(pid)  # with what it has started
     os.waitpid(pid, 0)
     if "refused" in answer:
         raise ConfigError(answer["refused"])
@@ -313,6 +337,7 @@ def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
 def _live(requests: Connection, factory: Callable[[], Any], first: int) -> None:
     """The life of an environment's process."""
     os.setsid()
+    me = os.getpid()
     threading.Thread(target=end_with, args=(first,), daemon=True).start()
     actor = Actor(factory)
     try:
@@ -323,6 +348,8 @@ def _live(requests: Connection, factory: Callable[[], Any], first: int) -> None:
                     answer = {"found": actor.call(*request)}
                 except BaseException as error:  # SystemExit too: only the environment can raise it here
                     answer = {"failed": str(error) if isinstance(error, ContractError) else _raised(error)}
+                if os.getpid() != me:  # the environment forked, and the child came back as well
+                    os._exit(0)
             requests.send_bytes(json.dumps(answer).encode())
     except (EOFError, OSError):
         pass
@@ -333,7 +360,29 @@ def _live(requests: Connection, factory: Callable[[], Any], first: int) -> None:
 
 
 def _raised(error: BaseException) -> str:
-    return f"raised {user_code.describe(error)}"
+    try:
+        return f"raised {user_code.describe(error)}"
+    except Exception:  # its own text raises
+        return f"raised {type(error).__name__}"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own text raises
+        return type(error).__name__
+
+
+def _whole(text: str) -> str:
+    """A text with a question mark for each half of a character, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _seed(seed: str) -> None:
+    """Seed the global random generators of Python and numpy."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(random.getrandbits(32))
 
 
 class ContractError(Exception):
@@ -353,18 +402,19 @@ class Actor:
         actions: dict[str, Callable[..., Any]] = {"begin": self._begin, "turn": self._turn, "end": self._end}
         return actions[what](*given)
 
-    def _begin(self, columns: dict[str, Any], seed: str) -> str | None:
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(random.getrandbits(32))
+    def _begin(self, columns: dict[str, Any], place: int, seed: str) -> str | None:
+        """What it draws when it is made depends on its place, and what it draws in an episode on the seed, so that a resumed
+        run plays the same games."""
         if self._environment is None:
+            _seed(str(place))
             self._environment = self._factory()
+        _seed(seed)
         parameters = inspect.signature(self._environment.reset).parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             columns = {name: value for name, value in columns.items() if name in {p.name for p in parameters}}
         return self._text("reset", self._result(self._environment.reset(**columns)))
 
-    def _turn(self, calls: Sequence[tuple[str, dict[str, Any]]], text: str) -> tuple[list[str], str | None, Any, int]:
+    def _turn(self, calls: Sequence[tuple[str, str]], text: str) -> tuple[list[str], str | None, Any, int]:
         results, failed = self._results(calls)
         reply = None
         if not calls and hasattr(self._environment, "_reply"):
@@ -379,14 +429,15 @@ class Actor:
             return None
         return self._number("get_reward", self._result(self._environment.get_reward()))
 
-    def _results(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[str], int]:
-        """The results of tools in the order of the calls. Those that are asynchronous run at the same time."""
+    def _results(self, calls: Sequence[tuple[str, str]]) -> tuple[list[str], int]:
+        """The results of tools in the order of the calls, of a name and arguments in JSON. Asynchronous ones run at the same
+        time."""
         known, results = tools_of(self._environment), list[Any]()
         for name, arguments in calls:
             try:
                 if name not in known:
                     raise ValueError(f"Tool {name} not found.")
-                results.append(getattr(self._environment, name)(**arguments))
+                results.append(getattr(self._environment, name)(**json.loads(arguments)))
             except Exception as error:
                 results.append(error)
         waited = [one for one in results if inspect.isawaitable(one)]
@@ -397,15 +448,15 @@ class Actor:
         found = iter(self._loop.run_until_complete(together()) if waited else [])
         results = [next(found) if inspect.isawaitable(one) else one for one in results]
         failed = sum(isinstance(one, BaseException) for one in results)
-        texts = [{"error": str(one)} if isinstance(one, BaseException) else one for one in results]
-        return [str(one) for one in texts], failed
+        texts = [{"error": _said(one)} if isinstance(one, BaseException) else one for one in results]
+        return [_whole(str(one)) for one in texts], failed
 
     def _result(self, value: Any) -> Any:
         return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
     def _text(self, method: str, value: Any) -> str | None:
         if value is None or isinstance(value, str):
-            return value
+            return None if value is None else _whole(value)
         raise ContractError(f"returned {value!r:.80} from {method}; return a text, or None")
 
     def _number(self, method: str, value: Any) -> float:

@@ -45,7 +45,7 @@ from heedful.types import Completion, Text
 
 __all__ = ["Ensemble", "Reward", "RewardFunction", "Scores", "score", "score_tokens"]
 
-RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts", "episodes")
+RESERVED = ("prompts", "completions", "completion_ids", "truncated", "thinking_parts", "answer_parts")
 """Arguments available to every reward function; columns must not have these names."""
 MOST_CALLS = 16
 """Maximal calls after a failed one, to find the responses that it fails on; enough to find one in 256."""
@@ -147,7 +147,11 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
     that is missing, or does not return one entry per response.
     """
     ensemble = _ensemble(rewards)
-    called = call_rewards([(reward.name, reward.function) for reward in rewards], completions)
+    broken = {row: one.episode.failure for row, one in enumerate(completions) if one.episode and one.episode.failure}
+    played = [one for row, one in enumerate(completions) if row not in broken]
+    named = [(reward.name, reward.function) for reward in rewards]
+    asked: list[Called] = call_rewards(named, played) if played else [([], None)] * len(named)
+    called = [(_with_broken(column, broken, len(completions)), first) for column, first in asked]
     failures = _failures(rewards, [column for column, _ in called], completions)
     recovered = [
         _failure(reward, first, completions[0])
@@ -189,6 +193,14 @@ def score_tokens(rewards: Sequence[Reward], completions: Sequence[Completion]) -
         parts=parts,
         measured=ranks.broadcast(_measured(rewards)),
     )
+
+
+def _with_broken(
+    column: Sequence[OneScore | Problem], broken: Mapping[int, str], count: int
+) -> list[OneScore | Problem]:
+    """The scores of all responses, with a problem for those whose environment failed, which no reward was asked about."""
+    given = iter(column)
+    return [Problem(broken[row]) if row in broken else next(given) for row in range(count)]
 
 
 def combine_scores(scores: Sequence[float], how: Combination) -> float:
@@ -268,6 +280,9 @@ def _failures(
     """The rows without a score, each with the first reward that failed on it."""
     failures = {}
     for row, completion in enumerate(completions):
+        if completion.episode is not None and completion.episode.failure:
+            failures[row] = _Failure(f"environment {completion.episode.failure}", f"; for {sample(completion)}", None)
+            continue
         ones = [column[row] for column in columns]
         at = next((i for i, one in enumerate(ones) if isinstance(one, Problem)), None)
         if at is not None:
@@ -445,7 +460,8 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
     """The arguments named by the function, or all if it takes ``**kwargs``; each has one entry per response."""
     chats = [not isinstance(c.prompt.prompt, str) for c in completions]
     names = {name for c in completions for name in c.prompt.columns}
-    reserved = sorted(names & set(RESERVED))
+    has_episodes = any(c.episode is not None for c in completions)
+    reserved = sorted(names & {*RESERVED, *(["episodes"] if has_episodes else [])})
     if reserved:
         raise RewardError(
             f"the prompts have a column {reserved[0]!r}, which is an argument of every reward; rename it in the data "
@@ -469,7 +485,7 @@ def _arguments(name: str, function: RewardFunction, completions: Sequence[Comple
         "thinking_parts": [c.thinking for c in completions],
         "answer_parts": [c.answer for c in completions],
     }
-    if any(c.episode is not None for c in completions):
+    if has_episodes:
         arguments["episodes"] = [c.episode for c in completions]
     parameters = inspect.signature(function).parameters.values()
     required = [

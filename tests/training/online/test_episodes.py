@@ -23,11 +23,13 @@ from heedful import (
     train_online_dpo,
     train_ppo,
 )
+from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import make_experience
 from heedful.data.batches import collate
 from heedful.engines.responses import Responses
+from heedful.rewards.scoring import Ensemble, Reward
 from heedful.types import Message
 from jsonl import write_jsonl
 
@@ -185,8 +187,8 @@ def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     learner = forced(config(**changes), turns=turns)
     scored, (_, _, row) = by_goal(learner)
     completion = scored.completions[row]
-    assert (completion.episode.ended, completion.truncated) == (ended, True)
-    assert bool(scored.responses.truncated[row])
+    assert (completion.episode.ended, completion.truncated) == (ended, ended == "tokens")
+    assert bool(scored.responses.truncated[row]) == completion.truncated
     if said is not None:
         assert [message.content for message in completion.episode.turns] == said
     assert scored.batch.response_mask.shape[1] <= learner.config.max_new_tokens
@@ -200,6 +202,51 @@ def test_an_environment_that_fails_costs_its_response_only(config, said):
     learner = forced(settings, [length], turns=(said,))
     with pytest.raises(RewardError, match="environment Faulty raised RuntimeError: 坏了"):
         rollout(learner, next(learner.prompts))
+
+
+def test_no_reward_or_judge_is_asked_about_an_episode_that_failed(config, tmp_path):
+    """Two of eight fail in reset(): there is no text to score, and the reason is the environment's. A judge gives no 0."""
+    asked = [{"prompt": [{"role": "user", "content": f"{i}"}], "at": "reset" if i % 4 == 3 else ""} for i in range(8)]
+    write_jsonl(tmp_path / "坏.jsonl", asked)
+    broken = {"environment": (f"python:{WORLDS}:Faulty",), "data": str(tmp_path / "坏.jsonl"), "shuffle": False}
+    learner = forced(config(**broken, max_failed_rewards=0.5, max_turns=1), [length], turns=("甲",))
+    scored = rollout(learner, next(learner.prompts))
+    assert sorted(scored.sampled.reward_scores.failed) == [3, 7]
+    assert "environment Faulty raised RuntimeError: 坏了" in scored.sampled.reward_scores.note
+    assert scored.scores == [2.0] * 6
+
+    learner = replace_judges(learner, [Reward("裁判", length)])
+    found = evaluate(learner, [learner.prompts.prompts[row] for row in range(8)])
+    assert found["eval/judge_mean"] == 1.0
+    assert found["eval/judge_failed_frac"] == found["eval/failed_frac"] == 0.25
+
+
+def replace_judges(learner, judges):
+    learner.judges = Ensemble(tuple(judges), max_failed=0.5)
+    return learner
+
+
+def test_responses_have_the_version_of_their_weights(config):
+    learner = forced(config())
+    assert rollout(learner, next(learner.prompts)).responses.versions.tolist() == [0] * 8
+
+
+def test_half_a_character_is_a_question_mark(config):
+    """JSON may name it, and no tokenizer takes it."""
+    learner = forced(config(environment=(f"python:{WORLDS}:Echo",), max_turns=2), [length], turns=("甲",))
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        assert completion.prompt.prompt[-1].content.endswith("?")
+        assert completion.episode.turns[1].content == "?"
+
+
+def test_a_long_text_that_cannot_fit_is_not_tokenised(config):
+    learner = forced(config(environment=(f"python:{WORLDS}:Endless",)), [length], turns=("甲",))
+    assert {one.episode.ended for one in rollout(learner, next(learner.prompts)).completions} == {"tokens"}
+
+
+def test_an_environment_that_pays_nothing_needs_rewards(config):
+    with pytest.raises(ConfigError, match="Once has neither get_reward nor _turn_reward, and there are no --rewards"):
+        start(config(environment=(f"python:{WORLDS}:Once",)), [])
 
 
 def test_rewards_are_added_to_those_of_the_environment(config):
@@ -276,15 +323,19 @@ def test_a_record_names_its_environment(config, files, tmp_path):
     scored = rollout(learner, next(learner.prompts))
     for completion, score in zip(scored.completions, scored.scores, strict=True):
         assert score == 2.0 + (10.5 if completion.prompt.columns["environment"] == "Talk" else 0.0)
-    write_jsonl(data, [one | {"environment": "说"} for one in asked])
-    with pytest.raises(DataError, match=r"两个.jsonl:\d+: the column `environment` is '说'; choose from Talk, Once"):
-        start(config(data=str(data), environment=both), [length])
+    for wrong in ("说", ["Talk"], None):
+        write_jsonl(data, [*asked[:-1], asked[-1] | {"environment": wrong}])
+        with pytest.raises(DataError, match=r"两个.jsonl:8: the column `environment` is .*; choose from Talk, Once"):
+            start(config(data=str(data), environment=both), [length])
 
 
 def test_raw_prompts_are_refused(config, tmp_path):
     write_jsonl(tmp_path / "raw.jsonl", [{"prompt": f"say {i}"} for i in range(8)])
     with pytest.raises(DataError, match=r"raw.jsonl:1: the prompt is raw text, but an environment speaks in turns"):
         start(config(data=str(tmp_path / "raw.jsonl")), [length])
+    write_jsonl(tmp_path / "alone.jsonl", [{"prompt": [{"role": "system", "content": f"{i}"}]} for i in range(8)])
+    with pytest.raises(DataError, match=r"alone.jsonl:1: the prompt ends with a message of the system"):
+        start(config(data=str(tmp_path / "alone.jsonl")), [length])
 
 
 @pytest.mark.parametrize(
@@ -292,7 +343,9 @@ def test_raw_prompts_are_refused(config, tmp_path):
     [
         ({"environment": ("game.py:Talk",)}, "--environment game.py:Talk is no class; use python:FILE.py:CLASS"),
         ({"environment": ("python:a.py:Talk", "python:b.py:Talk")}, "--environment names several classes Talk"),
+        ({"environment": ("python:a.py:A", "python:a.py:B", "python:b.py:B")}, "--environment names several classes B"),
         ({"environment": (), "max_turns": 3}, "--max-turns 3 is about an environment, and there is none"),
+        ({"overlong_buffer": 3}, "--overlong-buffer 3 is about the policy's own tokens"),
         ({"response_length": "fixed"}, "--response-length fixed does not go with --environment"),
         ({"sampler": ("python:a.py:E",)}, "--environment does not go with a --sampler of yours"),
         (

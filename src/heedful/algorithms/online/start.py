@@ -125,6 +125,7 @@ def start(
         sampler = _sampler(config, renderer, policy, longest, device, is_known=resumes)
     divide(config, device, policy, reference, critic)
     functions, judges = _load_rewards(wanted, policy, config, device)
+    _check_episodes(sampler.episodes, wanted, train + held_out)
     if resumes:
         _expect_answers([*functions, *judges])
     _check_lengths([*functions, *judges], train + held_out, renderer, config)
@@ -342,7 +343,9 @@ def _load_rewards(
     else:
         functions = Ensemble((), max_failed=config.max_failed_rewards)
     if config.environment:
-        functions = replace(functions, rewards=(*functions.rewards, Reward("environment", environment_reward)))
+        taken = any(reward.name == "environment" for reward in functions)
+        own = Reward("environment#2" if taken else "environment", environment_reward)
+        functions = replace(functions, rewards=(*functions.rewards, own))
     judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
     models = [reward for _, reward in model_rewards([*functions, *judges])]
     for reward in models:
@@ -425,6 +428,22 @@ def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int) ->
         max_new_tokens=config.max_new_tokens,
         max_prompt_tokens=longest_prompt,
     )
+
+
+def _check_episodes(
+    episodes: Episodes | None, wanted: Sequence[str | Reward | RewardFunction], prompts: Sequence[EncodedPrompt]
+) -> None:
+    """Check that something pays for episodes, and that each prompt suits its environment. Raises ConfigError, DataError."""
+    if episodes is None:
+        return
+    unpaid = [name for name, one in episodes.abilities.items() if not (one.rewards_turns or one.rewards_episodes)]
+    if unpaid and not wanted:
+        raise ConfigError(
+            f"--environment: {unpaid[0]} has neither get_reward nor _turn_reward, and there are no --rewards, so nothing "
+            "says how good an episode was; add one of them"
+        )
+    for one in prompts:
+        episodes.kind_of(one.prompt)
 
 
 def _load_prompts(
