@@ -73,8 +73,8 @@ def ended_after(timeout: float) -> Iterator[None]:
 
 
 def imported_files() -> list[str]:
-    """The files of this process's modules, except Python's own, installed packages, heedful, and the files named by
-    rewards."""
+    """The files of this process's modules, except Python's own, installed packages, heedful, and the files that settings
+    name."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).resolve().parent)}
     roots = [Path(folder).resolve() for folder in installed]

@@ -57,7 +57,7 @@ def test_an_episode_of_tools(start):
         ("_reply", {}),
         ("fly", {}),
     )
-    answer = guess.turn({0: (asked, ""), 1: (calls(("guess", {"word": "苹果"})), "")})
+    answer = guess.act({0: (asked, ""), 1: (calls(("guess", {"word": "苹果"})), "")})
     assert answer[0].results[:4] == ["later", "{'no': 1}", "sooner", "{'error': '不行'}"]
     assert "unexpected keyword argument 'wort'" in answer[0].results[4]
     hidden = [f"{{'error': 'Tool {name} not found.'}}" for name in ("reset", "get_reward", "_reply", "fly")]
@@ -71,8 +71,8 @@ def test_an_episode_of_talk(start):
     talk = start("Talk")
     assert not talk.abilities.tools
     assert talk.begin([{}], seed=0) == [None]
-    assert talk.turn({0: ([], "你好")}) == {0: Answer([], "问 1", 0.5, 0)}
-    assert talk.turn({0: ([], "再见")}) == {0: Answer([], None, 1.0, 0)}
+    assert talk.act({0: ([], "你好")}) == {0: Answer([], "问 1", 0.5, 0)}
+    assert talk.act({0: ([], "再见")}) == {0: Answer([], None, 1.0, 0)}
     assert talk.end([0]) == {0: 10.0}
 
 
@@ -91,7 +91,7 @@ def test_one_that_fails_takes_nobody_with_it(start):
     faulty = start("Faulty", timeout=3.0)
     names = [*FAULTS, "fine"]
     faulty.begin([{"at": "nan"} for _ in names], seed=0)
-    found = faulty.turn({place: ([], name) for place, name in enumerate(names)})
+    found = faulty.act({place: ([], name) for place, name in enumerate(names)})
     assert found[len(FAULTS)].reply.startswith("made 1")
     for place, (name, message) in enumerate(FAULTS.items()):
         assert isinstance(found[place], Failure), name
@@ -101,7 +101,7 @@ def test_one_that_fails_takes_nobody_with_it(start):
     again = faulty.begin([{"at": "reset"}, *[{} for _ in names[1:]]], seed=0)
     assert again[0].startswith("raised RuntimeError: 坏了")
     assert again[1:] == [None] * (len(names) - 1)
-    made = [answer.reply.split(",")[0] for answer in faulty.turn({1: ([], ""), 6: ([], "")}).values()]
+    made = [answer.reply.split(",")[0] for answer in faulty.act({1: ([], ""), 6: ([], "")}).values()]
     assert made == ["made 1", "made 2"], "only those that failed are made anew"
 
 
@@ -109,7 +109,7 @@ def test_what_they_draw_depends_on_the_seed_and_the_place(start):
     faulty, said = start("Faulty"), []
     for seed in (1, 1, 2):
         faulty.begin([{}, {}], seed=seed)
-        answers = faulty.turn({0: ([], ""), 1: ([], "")})
+        answers = faulty.act({0: ([], ""), 1: ([], "")})
         said.append([answer.reply.partition("drew ")[2] for answer in answers.values()])
     assert said[0] == said[1]
     assert len({*said[0], *said[2]}) == 4
@@ -125,7 +125,7 @@ def test_a_new_process_plays_the_games_of_an_old_one(start):
 def test_an_error_without_a_text_has_its_name(start):
     one = start("Unspeakable")
     one.begin([{}], seed=0)
-    assert one.turn({0: ([], "")})[0].startswith("raised Error")
+    assert one.act({0: ([], "")})[0].startswith("raised Error")
 
 
 def test_one_that_forks_answers_once(start):
@@ -138,7 +138,7 @@ def test_arguments_that_are_too_deep_are_the_tools_error(start):
     guess = start("Guess")
     guess.begin([{}], seed=0)
     deep = ToolCall("guess", '{"word": ' + "[" * 100_000 + "]" * 100_000 + "}", "c")
-    assert "error" in guess.turn({0: ([deep], "")})[0].results[0]
+    assert "error" in guess.act({0: ([deep], "")})[0].results[0]
 
 
 def test_a_first_process_that_is_gone_is_an_error_with_a_remedy(start):
@@ -154,7 +154,7 @@ def test_they_act_at_the_same_time(start):
     slow = start("Slow")
     slow.begin([{}] * 32, seed=0)
     started = time.perf_counter()
-    assert len(slow.turn({place: ([], "") for place in range(32)})) == 32
+    assert len(slow.act({place: ([], "") for place in range(32)})) == 32
     assert time.perf_counter() - started < 1.0
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer
+from heedful.data.dialogue import Dialogue
 from heedful.data.loading import EncodedPrompt
-from heedful.data.turns import Turns
 from heedful.distributed import ranks
 from heedful.engines.responses import Responses
 from heedful.environments.processes import Abilities, Answer, Environments, Failure
@@ -39,11 +39,15 @@ class Row:
     kind: str
     """The name of its environment's class."""
     asked: EncodedPrompt
+    """The prompt, with what its environment added."""
     said: list[int] = field(default_factory=list)
     """Tokens behind the prompt."""
     own: list[bool] = field(default_factory=list)
+    """Whether each is the policy's."""
     logprobs: list[float] = field(default_factory=list)
+    """Of each when it was sampled; 0 of those of the other one."""
     kept: list[float] = field(default_factory=list)
+    """Log of the probability mass that top-k and top-p kept."""
     messages: list[Message] = field(default_factory=list)
     text: str = ""
     """The last turn's."""
@@ -92,7 +96,7 @@ class Episodes:
         max_prompt_tokens: int,
     ) -> None:
         self.renderer, self.environments, self.abilities = renderer, environments, abilities
-        self.turns = {name: Turns(renderer, one.tools, replies=one.replies) for name, one in abilities.items()}
+        self.dialogues = {name: Dialogue(renderer, one.tools, replies=one.replies) for name, one in abilities.items()}
         self.max_turns, self.max_new_tokens, self.max_prompt_tokens = max_turns, max_new_tokens, max_prompt_tokens
 
     @property
@@ -125,7 +129,7 @@ class Episodes:
 
     def _begin(self, prompts: Sequence[EncodedPrompt], seed: int) -> list[Row]:
         """Reset the environments, and write the prompts with their tools and with what they say at the beginning."""
-        counts = dict.fromkeys(self.turns, 0)
+        counts = dict.fromkeys(self.dialogues, 0)
         rows = []
         for one in prompts:
             kind = self.kind_of(one.prompt)
@@ -147,7 +151,7 @@ class Episodes:
             conversation = prompt.prompt
             if first is not None:
                 conversation = (*conversation[:-1], replace(conversation[-1], content=conversation[-1].content + first))
-            conversation = self.turns[row.kind].prompt(conversation)
+            conversation = self.dialogues[row.kind].prompt(conversation)
             if conversation == prompt.prompt and conversation[0].tools == prompt.prompt[0].tools:
                 continue
             ids = self.renderer.prompt_ids(conversation, prompt.prefill)
@@ -171,12 +175,12 @@ class Episodes:
                 f"{prompt.source}: the prompt ends with a message of the {prompt.prompt[-1].role}, but an environment adds "
                 "what it says at the beginning to one of the user"
             )
-        if len(self.turns) == 1:
-            return next(iter(self.turns))
+        if len(self.dialogues) == 1:
+            return next(iter(self.dialogues))
         kind = prompt.columns.get("environment")
-        if not isinstance(kind, str) or kind not in self.turns:
+        if not isinstance(kind, str) or kind not in self.dialogues:
             raise DataError(
-                f"{prompt.source}: the column `environment` is {kind!r:.60}; choose from {', '.join(self.turns)}, the "
+                f"{prompt.source}: the column `environment` is {kind!r:.60}; choose from {', '.join(self.dialogues)}, the "
                 "classes of --environment"
             )
         return kind
@@ -197,7 +201,7 @@ class Episodes:
                 )
             row.add(ids, own=True, logprobs=logprobs[at][: len(ids)], kept=masses[at][: len(ids)])
             row.ends.append(sum(row.own))
-            row.messages.append(self.turns[row.kind].message(row.text))
+            row.messages.append(self.dialogues[row.kind].message(row.text))
             row.rewards.append(0.0)
             row.ended = "tokens" if cut[at] else ""
 
@@ -207,7 +211,7 @@ class Episodes:
 
         def act() -> dict[str, dict[int, Answer | Failure]]:
             return {
-                kind: self.environments[kind].turn(
+                kind: self.environments[kind].act(
                     {
                         row.place: (row.messages[-1].tool_calls, split_thinking(row.text)[1] or "")
                         for row in rows
@@ -240,7 +244,7 @@ class Episodes:
             assert isinstance(row.asked.prompt.prompt, tuple)
             left = self.max_new_tokens - len(row.said)
             fits = sum(len(one.content) for one in said) <= LONGEST_TOKEN * left
-            ids = self.turns[row.kind].said_ids(tuple(said), row.asked.prompt.prompt) if fits else []
+            ids = self.dialogues[row.kind].said_ids(tuple(said), row.asked.prompt.prompt) if fits else []
             if fits and len(ids) < left:
                 row.add(ids, own=False)
                 row.messages += said

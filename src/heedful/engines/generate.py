@@ -79,9 +79,9 @@ def generate(
 
         Only of this rank's rows; other rows are not filled in.
         """
-        most = sampling.max_new_tokens
+        width = sampling.max_new_tokens
         tokens = torch.full(
-            (rows, most + 1), pad_id, device=policy.device
+            (rows, width + 1), pad_id, device=policy.device
         )  # what ended rows draw goes to the last column
         logprobs = torch.zeros(tokens.shape, device=policy.device)
         kept = torch.zeros_like(logprobs) if sampling.leaves_out else None
@@ -104,13 +104,13 @@ def generate(
             where = upload(torch.tensor(part), policy.device)
             for step in steps:
                 hit("generation")
-                places = where[step.rows], torch.where(step.active, step.places, most)
+                places = where[step.rows], torch.where(step.active, step.places, width)
                 tokens[places] = step.tokens
                 logprobs[places] = step.logprobs.to(logprobs.dtype)
                 if kept is not None and step.kept is not None:
                     kept[places] = step.kept.to(kept.dtype)
                 counts[places[0]] += step.active
-        return tokens[:, :most], logprobs[:, :most], None if kept is None else kept[:, :most], counts
+        return tokens[:, :width], logprobs[:, :width], None if kept is None else kept[:, :width], counts
 
     tokens, logprobs, kept, counts = (adaptive or AdaptiveMicroBatch()).run(decode_all, micro_batch, rows=rows)
     if ranks.size() > 1:

@@ -115,7 +115,7 @@ class Environments:
         found = self._ask(asked, timeout=max(self.timeout, LONGEST_START) if new else self.timeout)
         return [found[place] for place in range(len(columns))]
 
-    def turn(self, said: Mapping[int, tuple[Sequence[ToolCall], str]]) -> dict[int, Answer | Failure]:
+    def act(self, said: Mapping[int, tuple[Sequence[ToolCall], str]]) -> dict[int, Answer | Failure]:
         """Give each environment its policy's turn: the calls of tools in it, and its text."""
         asked = {
             place: ("turn", [(call.name, call.arguments) for call in calls], text)

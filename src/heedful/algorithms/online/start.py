@@ -491,13 +491,15 @@ def _try_rewards(
 ) -> None:
     """Score a few responses before anything is written, with a separate random generator. Raises RewardError.
 
-    A comparing judge gets as many responses per prompt as in training.
+    A comparing judge gets as many responses per prompt as in training. Environments may fail on some of them, as in training.
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
     completions = sampler.generate(policy, asked, torch.Generator().manual_seed(config.seed)).completions
+    broken = {one.prompt.source for one in completions if one.episode is not None and one.episode.failure}
+    played = [one for one in completions if one.prompt.source not in broken]
     for together in filter(None, rewards):
-        score(together, completions)
+        score(together, played if played and config.max_failed_rewards else completions)
 
 
 # Servers of an unfinished run ------------------------------------------------------------------------------------------

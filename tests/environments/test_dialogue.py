@@ -6,7 +6,7 @@ import pytest
 
 from heedful import CheckpointError
 from heedful.data.chat import Renderer
-from heedful.data.turns import CALL_ID, Turns
+from heedful.data.dialogue import CALL_ID, Dialogue
 from heedful.models.tiny import byte_tokenizer
 from heedful.types import Message, ToolCall
 
@@ -60,7 +60,7 @@ FORGETS = (
 def turns(template, tools=(TOOL,), *, replies=True):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
-    return Turns(Renderer(tokenizer), list(tools), replies=replies)
+    return Dialogue(Renderer(tokenizer), list(tools), replies=replies)
 
 
 def text(made, ids):

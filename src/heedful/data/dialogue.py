@@ -100,7 +100,7 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class Turns:
+class Dialogue:
     """Writes and reads the turns of a policy's conversations with one chat template.
 
     Args:
