@@ -182,3 +182,17 @@ class Forking:
     def reset(self, **columns):
         os.fork()
         return "mine"
+
+
+class Letters:
+    """Three turns, each paid by its share of the letter a."""
+
+    def reset(self, **columns):
+        self.turn, self.share = 0, 0.0
+
+    def _reply(self, text):
+        self.share, self.turn = text.count("a") / max(len(text), 9), self.turn + 1
+        return "on" if self.turn < 3 else None
+
+    def _turn_reward(self):
+        return self.share
