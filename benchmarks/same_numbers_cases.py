@@ -22,6 +22,7 @@ TRAINERS: dict[str, tuple[Callable, Callable]] = {
     "ppo": (heedful.PPOConfig, heedful.train_ppo),
     "a2c": (heedful.A2CConfig, heedful.train_ppo),
     "grpo": (heedful.GRPOConfig, heedful.train_grpo),
+    "critic": (heedful.CriticConfig, heedful.train_critic),
 }
 EVERY = {"device": "cpu", "dtype": "float32", "learning_rate": 1e-3, "micro_batch_size": 4, "eval_fraction": 0.25}
 EVERY |= {"eval_every": 5, "sample_every": 5, "save_every": 5}
@@ -35,6 +36,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": ONLINE,
     "a2c": ONLINE | {"ppo_epochs": 1, "minibatch_size": 0},
     "grpo": ONLINE | {"samples_per_prompt": 4},
+    "critic": ONLINE | {"critic": "separate"},
 }
 PRETRAINING = {"max_steps": 60, "batch_size": 16, "learning_rate": 5e-3}
 ONE_UPDATE = {"ppo_epochs": 1, "minibatch_size": 16}
