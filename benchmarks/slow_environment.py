@@ -19,7 +19,7 @@ import heedful
 from heedful.data.chat import Renderer
 from heedful.data.loading import EncodedPrompt
 from heedful.engines.episodes import Episodes
-from heedful.engines.sampler import make_sampler
+from heedful.engines.generate import generate
 from heedful.environments.processes import Environments
 from heedful.types import Message, Prompt
 
@@ -60,8 +60,6 @@ def main() -> None:
         ends = torch.Generator()
         for repetition in range(options.repetitions + 1):  # the first starts processes
             for name, world in worlds.items():
-                long = replace(sampling, max_new_tokens=1000)
-                sampler = make_sampler(long, renderer, policy)
                 episodes = Episodes(
                     renderer,
                     {"Slow": world},
@@ -70,10 +68,11 @@ def main() -> None:
                     max_new_tokens=40 * options.turns,
                     max_prompt_tokens=100,
                 )
-                short = replace(sampler, options=sampling, stop_ids=())
 
-                def say(before, most, short=short, generator=ends):
-                    said = short._sample(policy, before, generator, None, [16] * len(most))
+                def say(before, most):
+                    ids, limits = [one.ids for one in before], [16] * len(most)
+                    pad = renderer.pad_id
+                    said = generate(policy, ids, sampling, stop_ids=(), pad_id=pad, generator=ends, most=limits)
                     return replace(said, truncated=torch.zeros_like(said.truncated))
 
                 started = time.perf_counter()

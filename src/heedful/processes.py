@@ -2,21 +2,50 @@
 
 import contextlib
 import faulthandler
+import json
+import multiprocessing
 import os
 import signal
 import site
+import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from heedful import user_code
 
+LONGEST_START = 60.0
+"""Minimal timeout for importing a file in seconds, even if the timeout of a call is shorter."""
 INTERVAL = 0.1
 """Seconds between two checks of a working process's memory, and, inside it, of heedful's process."""
 SPARE = 5.0
 """Seconds after its timeout at which a process ends itself, if heedful has not killed it."""
+
+
+def start(module: str) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
+    """Start a process that runs ``serve(channel, heedful)`` of a module with this process's module path, and a pipe to it."""
+    program = f"import json, sys\nsys.path[:] = json.loads(sys.argv[1])\nfrom {module} import serve\n"
+    program += "serve(int(sys.argv[2]), int(sys.argv[3]))\n"
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,  # the terminal is the user's
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is for heedful, which then ends it
+        )
+    return process, ours
+
+
+def ending(status: int) -> str:
+    """How a process ended, as the end of a sentence."""
+    if status < 0:
+        return f"crashed: its process was ended by {signal.Signals(-status).name}"
+    return f"ended its process (exit status {status})"
 
 
 def kill_group(leader: int) -> None:
@@ -51,6 +80,15 @@ def resident(pids: Sequence[int], *, shared: bool = False) -> int:
 
 
 # Inside of the process -------------------------------------------------------------------------------------------------
+
+
+def be_the_first_to_end() -> None:
+    """Leave no core dump, and be the process that ends if the machine runs out of memory."""
+    import resource  # which not every system has
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def end_with(heedful: int) -> None:

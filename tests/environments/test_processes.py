@@ -11,7 +11,7 @@ import pytest
 
 import worlds
 from heedful import ConfigError, RewardError
-from heedful.environments.processes import Answer, Environments, Failure
+from heedful.environments.processes import Environments, Failure, TurnResult
 from heedful.types import ToolCall
 
 WORLDS = Path(worlds.__file__)
@@ -63,7 +63,7 @@ def test_an_episode_of_tools(start):
     hidden = [f"{{'error': 'Tool {name} not found.'}}" for name in ("reset", "get_reward", "_reply", "fly")]
     assert answer[0].results[5:] == hidden
     assert answer[0].failed_calls == 6
-    assert answer[1] == Answer(["yes"], None, None, 0)
+    assert answer[1] == TurnResult(["yes"], None, None, 0)
     assert guess.end([0, 1]) == {0: 1 / 3, 1: 1 / 2}
 
 
@@ -71,8 +71,8 @@ def test_an_episode_of_talk(start):
     talk = start("Talk")
     assert not talk.abilities.tools
     assert talk.begin([{}], seed=0) == [None]
-    assert talk.act({0: ([], "你好")}) == {0: Answer([], "问 1", 0.5, 0)}
-    assert talk.act({0: ([], "再见")}) == {0: Answer([], None, 1.0, 0)}
+    assert talk.act({0: ([], "你好")}) == {0: TurnResult([], "问 1", 0.5, 0)}
+    assert talk.act({0: ([], "再见")}) == {0: TurnResult([], None, 1.0, 0)}
     assert talk.end([0]) == {0: 10.0}
 
 

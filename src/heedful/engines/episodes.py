@@ -15,11 +15,11 @@ from torch import Tensor
 
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer
-from heedful.data.dialogue import Dialogue
+from heedful.data.dialogue import Dialogue, whole
 from heedful.data.loading import EncodedPrompt
 from heedful.distributed import ranks
 from heedful.engines.responses import Responses
-from heedful.environments.processes import Abilities, Answer, Environments, Failure
+from heedful.environments.processes import Abilities, Environments, Failure, TurnResult
 from heedful.errors import DataError
 from heedful.types import Completion, Episode, Message, Prompt, as_message, plain_response, split_thinking
 from heedful.user_code import PREFIX
@@ -31,7 +31,7 @@ Say = Callable[[Sequence[EncodedPrompt], Sequence[int]], Responses]
 
 
 @dataclass
-class Row:
+class EpisodeRow:
     """An episode so far."""
 
     place: int
@@ -127,13 +127,13 @@ class Episodes:
         for one in self.environments.values():
             one.close()
 
-    def _begin(self, prompts: Sequence[EncodedPrompt], seed: int) -> list[Row]:
+    def _begin(self, prompts: Sequence[EncodedPrompt], seed: int) -> list[EpisodeRow]:
         """Reset the environments, and write the prompts with their tools and with what they say at the beginning."""
         counts = dict.fromkeys(self.dialogues, 0)
         rows = []
         for one in prompts:
             kind = self.kind_of(one.prompt)
-            rows.append(Row(counts[kind], kind, one))
+            rows.append(EpisodeRow(counts[kind], kind, one))
             counts[kind] += 1
 
         def reset() -> dict[str, list[str | Failure | None]]:
@@ -150,7 +150,10 @@ class Episodes:
             assert isinstance(prompt.prompt, tuple)
             conversation = prompt.prompt
             if first is not None:
-                conversation = (*conversation[:-1], replace(conversation[-1], content=conversation[-1].content + first))
+                conversation = (
+                    *conversation[:-1],
+                    replace(conversation[-1], content=conversation[-1].content + whole(first)),
+                )
             conversation = self.dialogues[row.kind].prompt(conversation)
             if conversation == prompt.prompt and conversation[0].tools == prompt.prompt[0].tools:
                 continue
@@ -185,7 +188,7 @@ class Episodes:
             )
         return kind
 
-    def _add_turns(self, rows: Sequence[Row], before: Sequence[EncodedPrompt], sampled: Responses) -> None:
+    def _add_turns(self, rows: Sequence[EpisodeRow], before: Sequence[EncodedPrompt], sampled: Responses) -> None:
         """Add what the policy said."""
         logprobs, kept = sampled.logprobs.tolist(), sampled.kept_logprobs
         masses = [[]] * len(rows) if kept is None else kept.tolist()
@@ -205,11 +208,11 @@ class Episodes:
             row.rewards.append(0.0)
             row.ended = "tokens" if cut[at] else ""
 
-    def _act(self, rows: Sequence[Row], *, is_last: bool) -> None:
+    def _act(self, rows: Sequence[EpisodeRow], *, is_last: bool) -> None:
         """Have the environments act on the policy's turns, and add what they say."""
         kinds = {row.kind for row in rows}
 
-        def act() -> dict[str, dict[int, Answer | Failure]]:
+        def act() -> dict[str, dict[int, TurnResult | Failure]]:
             return {
                 kind: self.environments[kind].act(
                     {
@@ -231,10 +234,10 @@ class Episodes:
             calls = row.messages[-1].tool_calls
             row.calls, row.failed_calls = row.calls + len(calls), row.failed_calls + answer.failed_calls
             said = [
-                Message("tool", result, name=call.name, tool_call_id=call.id)
+                Message("tool", whole(result), name=call.name, tool_call_id=call.id)
                 for call, result in zip(calls, answer.results, strict=True)
             ]
-            said += [] if answer.reply is None else [Message("user", answer.reply)]
+            said += [] if answer.reply is None else [Message("user", whole(answer.reply))]
             if not said:
                 row.ended = "environment"
                 continue
@@ -251,7 +254,7 @@ class Episodes:
             else:
                 row.ended = "tokens"
 
-    def _end(self, rows: Sequence[Row]) -> None:
+    def _end(self, rows: Sequence[EpisodeRow]) -> None:
         """Add the rewards of the episodes to their last turns."""
 
         def end() -> dict[str, dict[int, float | Failure | None]]:
@@ -270,7 +273,7 @@ class Episodes:
             elif reward is not None:
                 row.rewards[-1] += reward
 
-    def _responses(self, rows: Sequence[Row], parts: Sequence[Responses]) -> Responses:
+    def _responses(self, rows: Sequence[EpisodeRow], parts: Sequence[Responses]) -> Responses:
         """The rows as one batch. One whose environment failed before a turn is a token of padding, which no reward scores."""
         for row in rows:
             if not row.said:
@@ -301,7 +304,7 @@ class Episodes:
             versions=None if versions is None else versions[:1].expand(len(rows)).clone(),
         )
 
-    def _completion(self, row: Row) -> Completion:
+    def _completion(self, row: EpisodeRow) -> Completion:
         """What was said as text."""
         own = [token for token, is_own in zip(row.said, row.own, strict=True) if is_own]
         abilities, truncated = self.abilities[row.kind], row.ended == "tokens"

@@ -17,7 +17,6 @@ import math
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -32,19 +31,20 @@ from typing import Any, NamedTuple
 
 from heedful import user_code
 from heedful.errors import ConfigError, HeedfulError, RewardError
-from heedful.processes import INTERVAL, end_with, ended_after, imported_files, kill_group
+from heedful.processes import (
+    INTERVAL,
+    LONGEST_START,
+    be_the_first_to_end,
+    end_with,
+    ended_after,
+    ending,
+    imported_files,
+    kill_group,
+    start,
+)
 from heedful.types import ToolCall
 
 FLAG = "--environment"
-START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from heedful.environments.processes import serve
-serve(int(sys.argv[2]), int(sys.argv[3]))
-"""
-"""The program of the first process. It has the same module path as this process."""
-LONGEST_START = 60.0
-"""Minimal timeout for importing a file in seconds."""
 
 
 class Failure(str):
@@ -65,7 +65,7 @@ class Abilities:
     """The files of code imported by its own file, without installed packages."""
 
 
-class Answer(NamedTuple):
+class TurnResult(NamedTuple):
     """What an environment did with a turn."""
 
     results: list[str]
@@ -90,14 +90,7 @@ class Environments:
     def __init__(self, spec: str, *, timeout: float) -> None:
         self.spec, self.timeout = spec, timeout
         self.name = spec.rpartition(":")[2]
-        self._channel, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._first = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,  # the terminal is the user's
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for heedful, which then ends it
-            )
+        self._first, self._channel = start(__name__)
         self._alive: dict[int, tuple[int, Connection]] = {}
         """Process and channel of each place."""
         self.close = weakref.finalize(self, _end, self._first, self._channel, self._alive)
@@ -115,14 +108,14 @@ class Environments:
         found = self._ask(asked, timeout=max(self.timeout, LONGEST_START) if new else self.timeout)
         return [found[place] for place in range(len(columns))]
 
-    def act(self, said: Mapping[int, tuple[Sequence[ToolCall], str]]) -> dict[int, Answer | Failure]:
+    def act(self, said: Mapping[int, tuple[Sequence[ToolCall], str]]) -> dict[int, TurnResult | Failure]:
         """Give each environment its policy's turn: the calls of tools in it, and its text."""
         asked = {
             place: ("turn", [(call.name, call.arguments) for call in calls], text)
             for place, (calls, text) in said.items()
         }
         found = self._ask(asked)
-        return {place: one if isinstance(one, Failure) else Answer(*one) for place, one in found.items()}
+        return {place: one if isinstance(one, Failure) else TurnResult(*one) for place, one in found.items()}
 
     def end(self, places: Sequence[int]) -> dict[int, float | Failure | None]:
         """The reward of each episode; None without ``get_reward``."""
@@ -140,7 +133,7 @@ class Environments:
         except (EOFError, ConnectionError):
             self._first.wait()
             self.close()
-            raise ConfigError(f"{FLAG} {self.spec}: its file {_ending(self._first.returncode)}") from None
+            raise ConfigError(f"{FLAG} {self.spec}: its file {ending(self._first.returncode)}") from None
         if "refused" in answer:
             self.close()
             raise ConfigError(answer["refused"])
@@ -203,16 +196,9 @@ class Environments:
         kill_group(pid)
         try:
             self._channel.send(("ended", pid))
-            return Failure(_ending(json.loads(self._channel.recv_bytes())))
+            return Failure(ending(json.loads(self._channel.recv_bytes())))
         except (EOFError, OSError):
             return Failure("lost its process")
-
-
-def _ending(status: int) -> str:
-    """How a process ended."""
-    if status < 0:
-        return f"crashed: its process was ended by {signal.Signals(-status).name}"
-    return f"ended its process (exit status {status})"
 
 
 def _end(
@@ -243,6 +229,7 @@ def serve(channel: int, heedful: int) -> None:
         heedful: id of heedful's process; this process ends with it.
     """
     requests = Connection(channel)
+    be_the_first_to_end()
     spec, timeout = requests.recv()
     try:
         with ended_after(timeout):
@@ -294,7 +281,7 @@ def _in_a_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         answer = json.loads(ours.recv_bytes())
     except EOFError:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        raise ConfigError(f"{FLAG}: making an environment {_ending(status)}") from None
+        raise ConfigError(f"{FLAG}: making an environment {ending(status)}") from None
     kill_group(pid)  # with what it has started
     os.waitpid(pid, 0)
     if "refused" in answer:
@@ -373,11 +360,6 @@ def _said(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _whole(text: str) -> str:
-    """A text with a question mark for each half of a character, which no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _seed(seed: str) -> None:
     """Seed the global random generators of Python and numpy."""
     random.seed(seed)
@@ -449,14 +431,14 @@ class Actor:
         results = [next(found) if inspect.isawaitable(one) else one for one in results]
         failed = sum(isinstance(one, BaseException) for one in results)
         texts = [{"error": _said(one)} if isinstance(one, BaseException) else one for one in results]
-        return [_whole(str(one)) for one in texts], failed
+        return [str(one) for one in texts], failed
 
     def _result(self, value: Any) -> Any:
         return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
     def _text(self, method: str, value: Any) -> str | None:
         if value is None or isinstance(value, str):
-            return None if value is None else _whole(value)
+            return value
         raise ContractError(f"returned {value!r:.80} from {method}; return a text, or None")
 
     def _number(self, method: str, value: Any) -> float:

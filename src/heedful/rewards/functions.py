@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import inspect
 import json
-import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -22,13 +20,24 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from heedful import user_code
 from heedful.configs.scoring import RewardOptions
 from heedful.errors import ConfigError, HeedfulError, RewardError
-from heedful.processes import INTERVAL, descendants, end_with, ended_after, imported_files, kill_group, resident
+from heedful.processes import (
+    INTERVAL,
+    LONGEST_START,
+    be_the_first_to_end,
+    descendants,
+    end_with,
+    ended_after,
+    ending,
+    imported_files,
+    kill_group,
+    resident,
+    start,
+)
 from heedful.rewards.mathematics import make_verifier
 from heedful.rewards.results import (
     CallError,
@@ -42,15 +51,6 @@ from heedful.rewards.results import (
 )
 from heedful.rewards.rules import make_rule
 
-START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from heedful.rewards.functions import serve
-serve(int(sys.argv[2]), int(sys.argv[3]))
-"""
-"""The program of the process. It has the same module path as this process."""
-LONGEST_START = 60.0
-"""Minimal timeout for importing a file in seconds, even if the timeout of a call is shorter."""
 LEAST_SHARE = 2.0
 """Minimal timeout of a call with a part of the responses in seconds, or the whole timeout if that is shorter."""
 
@@ -102,14 +102,7 @@ class FunctionProcess(Remote):
 
     def _start(self) -> None:
         """Start the process and load the function."""
-        self._channel, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,  # the terminal is the user's
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for heedful, which then ends it
-            )
+        self._process, self._channel = start(__name__)
         self._kill = weakref.finalize(self, _kill, self._process)
         try:
             answer = self._ask(self.spec, max(self.limits.function_timeout, LONGEST_START))
@@ -162,10 +155,7 @@ class FunctionProcess(Remote):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._kill()
-        status = self._process.returncode
-        if status < 0:
-            return f"crashed: its process was ended by {signal.Signals(-status).name}"
-        return f"ended its process (exit status {status})"
+        return ending(self._process.returncode)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -184,13 +174,9 @@ def serve(channel: int, heedful: int) -> None:
         channel: descriptor of the pipe for requests and answers.
         heedful: id of heedful's process; this process ends with it.
     """
-    import resource  # which not every system has
-
     requests = Connection(channel)
     threading.Thread(target=end_with, args=(heedful,), daemon=True).start()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # if the machine runs out of memory, this process is the one to end
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    be_the_first_to_end()
     me = os.getpid()
     spec, timeout = requests.recv()
     try:
