@@ -5,11 +5,12 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 
+import worlds
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
 from heedful.cli.main import main
 from heedful.configs.parse import to_yaml
 from heedful.engines.vllm import servers
-from jsonl import read_metrics, timeless
+from jsonl import read_metrics, timeless, write_jsonl
 
 CORRECTED = {"importance": "token-truncate"}
 
@@ -66,6 +67,23 @@ def test_a_run_that_goes_on_learns_what_it_would_have(server, settings, tmp_path
     faults.plan("")
     train_grpo(config)
     assert_close(numbers(tmp_path / "zwei"), numbers(tmp_path / "run"))
+
+
+def test_episodes_are_sampled_turn_by_turn(server, settings, tmp_path):
+    """What servers read before each turn is what the trainer learns: their log-probs are its own. Each turn has the tokens
+    that are left."""
+    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], "goal": i % 3 + 1} for i in range(12)]
+    write_jsonl(tmp_path / "对话.jsonl", asked)
+    talk = {"environment": (f"python:{worlds.__file__}:Talk",), "data": str(tmp_path / "对话.jsonl"), "rewards": ()}
+    config = settings(GRPOConfig, server(), **talk, max_new_tokens=60, max_prompt_tokens=64, steps=2, rollouts="all")
+    train_grpo(config)
+    for step in steps_of(tmp_path / "run"):
+        assert step["rollout/sampler_mismatch"] < 1e-4
+        assert step["rollout/staleness_max"] == 0.0
+    rows = [row for path in (tmp_path / "run" / "rollouts").iterdir() for row in pq.read_table(path).to_pylist()]
+    assert max(len(row["turn_ends"]) for row in rows) > 1
+    assert max(len(row["response_ids"]) for row in rows) <= 60
+    assert {row["weights_version"] for row in rows} == {0, 1}
 
 
 def test_sampling_is_at_most_so_many_steps_ahead(server, settings, tmp_path):
