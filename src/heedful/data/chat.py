@@ -269,7 +269,9 @@ class Renderer:
                 continue
             given, is_last = prefill if place == 0 else "", place == len(response) - 1
             before, _ = self._prompt((*prompt, *response[:place]), given)
-            end = len(text) if is_last else self._end_of_turn(text, len(before))
+            end = len(text)
+            if not is_last:
+                end = self._end_of_turn(text, len(before), (*prompt, *response[: place + 1]), response[place + 1])
             shown = given + text[len(before) : end]
             parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
             if not text.startswith(before) or any(part not in shown for part in parts):
@@ -284,10 +286,21 @@ class Renderer:
             first = first or start
         return Written(ids[:first], ids[first:], learned[first:])
 
-    def _end_of_turn(self, text: str, start: int) -> int:
-        """Return the place in a rendering behind the token that ends the turn at ``start``; ``start`` if there is none."""
+    def _end_of_turn(self, text: str, start: int, said: Conversation, follows: Message) -> int:
+        """Return the place in a rendering behind the token that ends the turn at ``start``, the last one of ``said``.
+
+        Raises RefusedError if the token is not before what the next message, ``follows``, says.
+        """
         place = text.find(self.end_token, start) if self.ends_turns else -1
-        return start if place < 0 else place + len(self.end_token)
+        end = place + len(self.end_token)
+        shown = self.template.text((*said, replace(follows, content=PROBE)), add_generation_prompt=False)
+        if place < 0 or end > shown.rfind(PROBE) >= 0:  # a template that leaves out the message is refused elsewhere
+            raise RefusedError(
+                f"the chat template does not end an answer that other turns follow as it ends the last one, with "
+                f"{self.end_token!r}, so the turns of this response are not one text that a policy could have written. Give "
+                "responses of one turn, or a --chat-template that ends every answer in this way"
+            )
+        return end
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the response's ids of `written`."""
