@@ -98,7 +98,7 @@ def sft(output: Path) -> Path:
     config = heedful.SFTConfig(
         model=str(base),
         output=output / "sft",
-        max_steps=300,
+        max_steps=120,
         batch_size=32,
         learning_rate=3e-3,
         device="cpu",
