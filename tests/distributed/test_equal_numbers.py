@@ -99,9 +99,9 @@ def test_two_ranks_that_divide_their_models_train_as_one_does(trained, check):
     A checkpoint holds safetensors and JSON only: each rank has written its parts; the manifest names all files, and is
     checked when a run goes on.
     """
-    once = {"steps": FEW, "ppo_epochs": 1}
-    divided = trained(2, ("ppo",), **once, **SHARDED | {"save_every": FEW})
-    check(trained(1, ("ppo",), **once), divided, ("ppo",), steps=FEW)
+    once, names = {"steps": FEW, "ppo_epochs": 1}, ("ppo", "ppo-turns")
+    divided = trained(2, names, **once, **SHARDED | {"save_every": FEW})
+    check(trained(1, names, **once), divided, names, steps=FEW)
     folder = divided / "ppo" / "checkpoints"
     step = sorted(folder.glob("step-*"))[-1]
     files = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
@@ -115,7 +115,7 @@ def test_two_ranks_that_divide_their_models_train_as_one_does(trained, check):
 
 @pytest.mark.exhaustive
 def test_memory_that_runs_out_on_one_rank_changes_nothing(trained, check, mutants):
-    cases = ("sft", "kto", "ppo", "grpo", "online-dpo")
+    cases = ("sft", "kto", "ppo", "ppo-turns", "grpo", "online-dpo")
     one, several = trained(1, cases), trained(2, tuple(f"{case}@{name}" for case in cases for name in mutants.HARMLESS))
     for case in cases:
         (several / f"{case}@memory_full_on_one_rank").rename(several / case)

@@ -12,6 +12,7 @@ models are then GPT-2, as the norms of others compute in float32 whatever they a
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from mutants import planted
 from transformers import PreTrainedModel
 
 import heedful
+import worlds
 from heedful import KTOConfig, OnlineDPOConfig, make_tiny_model, train_kto, train_online_dpo
 from heedful.distributed import ranks
 from heedful.kernels.device import DTYPES
@@ -74,6 +76,17 @@ EVERYTHING = {
 }
 
 
+TURNS = {
+    "model": "talker",
+    "data": "games.jsonl",
+    "environment": (f"python:{worlds.__file__}:Talk", f"python:{worlds.__file__}:Faulty"),
+    "max_failed_rewards": 0.5,
+    "max_new_tokens": 60,
+    "action": "turn",
+}
+"""Episodes of one to three turns, so that fewer and fewer rows are left to divide; some fail as they begin, some at their end."""
+
+
 def letters(completions, **_):
     """A score that differs between responses."""
     return [sum(map(ord, text)) % 97 / 97 for text in completions]
@@ -114,6 +127,7 @@ CASES = {
     "critic": case(heedful.train_critic, heedful.CriticConfig, ONLINE, letters, kl_coef=0.0),
     "sao": case(*PPO, letters, critic="separate", value_epochs=2, gae_lambda_alpha=1.5, **SAO),
     "ppo-failed": case(*PPO, now_and_then, rewards=("model:scorer",), max_failed_rewards=0.5, mask_truncated=True),
+    "ppo-turns": case(*PPO, **TURNS),
     "a2c": case(
         *PPO[:1],
         heedful.A2CConfig,
@@ -202,6 +216,12 @@ def make_inputs(decoder):
     sizes = [2 + i % 3 for i in many]
     ranked = [{"responses": [f"{text(5)} {j}" for j in range(size)], "ranks": list(range(size))} for size in sizes]
     write("rankings", [{"prompt": f"{i}", **record} for i, record in enumerate(ranked)])
+    played = {"environment": "Talk"}, {"environment": "Faulty", "at": "reset"}, {"environment": "Faulty", "at": "nan"}
+    games = [played[{5: 1, 9: 2}.get(i % 10, 0)] | {"goal": i % 3 + 1} for i in many]
+    write("games", [{"prompt": [{"role": "user", "content": f"{i} 局"}], **game} for i, game in enumerate(games)])
+    shutil.copytree("policy", "talker")  # which ends its turns soon
+    path = Path("talker", "generation_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, *range(10, 260, 8)]}))
     settings = OFFLINE | {"max_steps": 2, "sample_every": 0}
     heedful.train_reward(
         heedful.RewardConfig(model="policy", data="pairs.jsonl", output=Path("scorer-run"), **settings)
