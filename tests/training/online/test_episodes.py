@@ -32,9 +32,11 @@ from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.rollout_files import write_rollouts
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import make_experience
+from heedful.apps.label import ImportOptions
+from heedful.apps.label.importing import read_items
 from heedful.data.batches import collate
 from heedful.data.dialogue import CALL_ID
-from heedful.data.messages import read_conversation
+from heedful.data.messages import as_dict, read_conversation
 from heedful.engines.responses import Responses
 from heedful.models.tiny import byte_tokenizer
 from heedful.rewards.scoring import Ensemble, Reward
@@ -338,6 +340,11 @@ def test_rollout_files_have_calls_of_tools_and_what_failed(config, tmp_path):
         assert conversation[0].content.endswith(" It has 2 letters.")
         assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["guess", "wait"]
         assert (row["ended"], row["failure"]) == ("turns", None)
+
+    columns = "prompt=prompt_messages,completion=turns"
+    items = read_items(str(settings.output / "rollouts"), ImportOptions(task="rating", columns=columns)).items
+    played = [one.episode for one in scored.completions]
+    assert [one.candidates[0].response for one in items] == [list(map(as_dict, one.turns)) for one in played]
 
 
 def test_rollout_files_have_the_reason_of_a_failure(config, tmp_path):
