@@ -1,5 +1,6 @@
 """Runs with environments: tokens, masks, rewards, and that one turn is what it was."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,18 @@ from heedful import (
 )
 from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.rollout_files import write_rollouts
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import make_experience
+from heedful.apps.label import ImportOptions
+from heedful.apps.label.importing import read_items
 from heedful.data.batches import collate
+from heedful.data.dialogue import CALL_ID
+from heedful.data.messages import as_dict, read_conversation
 from heedful.engines.responses import Responses
+from heedful.models.tiny import byte_tokenizer
 from heedful.rewards.scoring import Ensemble, Reward
-from heedful.types import Message
+from heedful.types import Message, ToolCall
 from jsonl import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -293,6 +300,71 @@ def test_rollout_files_have_the_turns(config):
         assert [turn["role"] for turn in row["turns"]] == ["assistant", "user", "assistant"][
             : 2 * len(row["turn_ends"]) - 1
         ]
+        assert (row["ended"] == "tokens") == (row["finish_reason"] == "length")
+        assert row["prompt_messages"][-1]["content"] == row["prompt"]
+        decoded = [byte_tokenizer().decode(ids) for ids in row["other_ids"]]
+        for message, between in zip(row["turns"][1::2], decoded, strict=False):
+            assert message["content"] in between
+        assert decoded[-1] == ""
+
+
+CALLING = (
+    "{%- for m in messages %}{{- '<|' + ('user' if m.role == 'tool' else m.role) + '|>' + (m.content or '') }}"
+    "{%- for c in m.tool_calls or [] %}"
+    """{{- '<call>{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}' }}"""
+    "{%- endfor %}{{- '<|end|>' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"
+)
+"""A chat template that writes calls of tools."""
+
+
+def test_rollout_files_have_calls_of_tools_and_what_failed(config, tmp_path):
+    """As a conversation to be read again; nothing has a number that the step did not give."""
+    (tmp_path / "工具.jinja").write_text(CALLING, encoding="utf-8")
+    settings = config(
+        environment=(f"python:{WORLDS}:Guess",),
+        chat_template=str(tmp_path / "工具.jinja"),
+        max_turns=2,
+        max_new_tokens=300,
+        rollouts="all",
+    )
+    said = 'ok <call>{"name": "guess", "arguments": {"word": "苹果"}}'
+    scored = rollout(learner := forced(settings, turns=(said,)), next(learner.prompts))
+    settings.output.mkdir()
+    write_rollouts(settings, 1, scored, torch.zeros(8), {})
+    for row in pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist():
+        conversation = read_conversation("row", "turns", row["prompt_messages"] + row["turns"])
+        call = ToolCall("guess", '{"word": "苹果"}', CALL_ID)
+        result = Message("tool", "yes", name="guess", tool_call_id=CALL_ID)
+        called = Message("assistant", "ok", tool_calls=(call,))
+        assert conversation[-3:] == (called, result, called)
+        assert conversation[0].content.endswith(" It has 2 letters.")
+        assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["guess", "wait"]
+        assert (row["ended"], row["failure"]) == ("turns", None)
+
+    columns = "prompt=prompt_messages,completion=turns"
+    items = read_items(str(settings.output / "rollouts"), ImportOptions(task="rating", columns=columns)).items
+    played = [one.episode for one in scored.completions]
+    assert [one.candidates[0].response for one in items] == [list(map(as_dict, one.turns)) for one in played]
+
+
+def test_rollout_files_have_the_reason_of_a_failure(config, tmp_path):
+    asked = [{"prompt": [{"role": "user", "content": f"{i}"}], "at": "reset" if i == 3 else ""} for i in range(8)]
+    write_jsonl(tmp_path / "坏.jsonl", asked)
+    settings = config(
+        environment=(f"python:{WORLDS}:Faulty",),
+        data=str(tmp_path / "坏.jsonl"),
+        shuffle=False,
+        max_failed_rewards=0.5,
+        max_turns=1,
+        rollouts="all",
+    )
+    scored = rollout(learner := forced(settings, [length], turns=("甲",)), next(learner.prompts))
+    settings.output.mkdir()
+    write_rollouts(settings, 1, scored, torch.zeros(7), {})
+    rows = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
+    assert "raised RuntimeError: 坏了" in rows[3]["failure"]
+    assert (rows[3]["turns"], rows[3]["turn_ends"], rows[3]["other_ids"]) == ([], [], [])
+    assert [row["failure"] for row in rows[:3] + rows[4:]] == [None] * 7
 
 
 def test_a_run_that_is_resumed_plays_the_same_games(config, tmp_path):
