@@ -39,6 +39,37 @@ class Guess:
         return 1.0 / (1 + self.tries)
 
 
+class Household:
+    """Tools are the methods that TRL takes: of the class too, but no static ones. A property is not read."""
+
+    def reset(self, **columns):
+        pass
+
+    @classmethod
+    def count(cls, word: str):
+        """Count letters.
+
+        Args:
+            word: The word.
+        """
+        return len(word)
+
+    @staticmethod
+    def helper(path):
+        return path
+
+    @property
+    def broken(self):
+        raise RuntimeError("坏了")
+
+
+class Reader:
+    """It wants the prompt, as TRL gives it."""
+
+    def reset(self, prompt, goal):
+        return f" {prompt[-1]['role']} {prompt[-1]['content']} {goal}"
+
+
 class Talk:
     """Talk without tools: the other one replies until it is content."""
 

@@ -243,6 +243,13 @@ def test_responses_have_the_version_of_their_weights(config):
     assert rollout(learner, next(learner.prompts)).responses.versions.tolist() == [0] * 8
 
 
+def test_an_environment_reads_the_prompt(config):
+    learner = forced(config(environment=(f"python:{WORLDS}:Reader",)), [length])
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        asked, _, read = completion.prompt.prompt[-1].content.partition(" user ")
+        assert read == f"{asked} {completion.prompt.columns['goal']}"
+
+
 def test_half_a_character_is_a_question_mark(config):
     """JSON may name it, and no tokenizer takes it."""
     learner = forced(config(environment=(f"python:{WORLDS}:Echo",), max_turns=2), [length], turns=("甲",))
