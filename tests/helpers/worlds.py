@@ -87,6 +87,20 @@ class Talk:
         return 10.0
 
 
+class Parrot:
+    """It asks back what it was told, as often as it is told to, and pays that number for each turn."""
+
+    def reset(self, goal, **columns):
+        self.goal, self.turn = goal, 0
+
+    def _reply(self, text):
+        self.said, self.turn = text, self.turn + 1
+        return None if self.turn >= self.goal else f"{text}？"
+
+    def _turn_reward(self):
+        return float(self.said)
+
+
 class Once:
     """It says nothing, and pays nothing."""
 
