@@ -79,18 +79,17 @@ def length(completions, **_):
 
 
 class Forced:
-    """In the place of sampling: each row's turns in order, then an end token."""
+    """In the place of sampling: each row's turns in order, then an end token. A turn may depend on its prompt."""
 
     def __init__(self, sampler, turns):
-        self.sampler, self.turns, self.at = sampler, turns, 0
+        self.sampler, self.turns, self.asked = sampler, turns, []
 
     def generate(self, policy, prompts, generator, version, most):
-        said = []
-        for limit in most:
-            words = self.turns[self.at % len(self.turns)]
-            ids = self.sampler.renderer.tokenizer(words, add_special_tokens=False).input_ids
+        said, words = [], self.turns[len(self.asked) % len(self.turns)]
+        for prompt, limit in zip(prompts, most, strict=True):
+            ids = self.sampler.renderer.encoder.literal(words if isinstance(words, str) else words(prompt.prompt))
             said.append([*ids, self.sampler.renderer.turn_end_id][:limit])
-        self.at += 1
+        self.asked.append({prompt.prompt.source: prompt.ids for prompt in prompts})
         batch = collate([prompt.ids for prompt in prompts], said, pad_id=self.sampler.renderer.pad_id)
         end = self.sampler.renderer.turn_end_id
         return Responses(
@@ -167,6 +166,32 @@ def test_tokens_mask_and_rewards_of_an_episode(config):
         assert (episode.ended, scored.completions[row].truncated) == ("environment", False)
 
 
+def test_each_turn_is_sampled_behind_the_tokens_that_are_learned(config):
+    """The policy writes the letters of its end token, which are other tokens if a text of them is tokenised again."""
+    learner = forced(config(max_turns=3), turns=("甲<|end|>", "乙", "丙"))
+    scored, sampled = rollout(learner, next(learner.prompts)), learner.sampler.source.asked
+    for completion, asked, said, own in zip(scored.completions, *scored.batch.tokens(), strict=True):
+        turns = [ids[completion.prompt.source] for ids in sampled if completion.prompt.source in ids]
+        assert len(turns) == completion.prompt.columns["goal"]
+        starts = [at for at, is_own in enumerate(own) if is_own and not (at and own[at - 1])]
+        assert turns == [[*asked, *said[:start]] for start in starts]
+        assert scored.completions[0].episode.turns[0].content == "甲<|end|>"
+        assert len(completion.ids) + 1 == completion.episode.ends[-1] == sum(own)
+
+
+def test_each_row_has_what_was_said_to_it(config):
+    """Rows end after one, two or three turns, and each says something else and is answered by its own environment."""
+
+    def number(prompt):
+        return prompt.prompt[-1].content.rpartition(" ")[2]
+
+    learner = forced(config(environment=(f"python:{WORLDS}:Parrot",), max_turns=3), turns=(number,))
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        mine, goal = number(completion.prompt), completion.prompt.columns["goal"]
+        assert [one.content for one in completion.episode.turns] == [mine, *[f"{mine}？", mine] * (goal - 1)]
+        assert completion.episode.rewards == (float(mine),) * goal
+
+
 def test_a_critic_judges_turns(config):
     """Its targets are at the first tokens of turns: what comes from there on. Advantages are those of the whole turn."""
     learner = forced(config(kl_coef=0.0, action="turn", gae_lambda=1.0, whiten_advantages=False, critic="separate"))
@@ -189,9 +214,10 @@ def test_a_critic_judges_turns(config):
         ({"max_turns": 2}, ("甲", "乙乙"), "turns", ["甲", "问 1", "乙乙"]),
         ({"max_new_tokens": 3}, ("甲乙",), "tokens", None),
         ({"max_new_tokens": 8}, ("甲", "乙乙"), "tokens", ["甲"]),
+        ({"max_new_tokens": 12}, ("甲", "乙乙"), "tokens", ["甲"]),
         ({"max_new_tokens": 32}, ("甲", "乙" * 30), "tokens", None),
     ],
-    ids=["turns", "tokens of a turn", "tokens of the other one", "tokens of a later turn"],
+    ids=["turns", "tokens of a turn", "tokens of the other one", "no token for a turn", "tokens of a later turn"],
 )
 def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     learner = forced(config(**changes), turns=turns)
@@ -202,6 +228,7 @@ def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     if said is not None:
         assert [message.content for message in completion.episode.turns] == said
     assert scored.batch.response_mask.shape[1] <= learner.config.max_new_tokens
+    assert all(own[-1] for own in scored.batch.tokens()[2]), "rewards are at the last token, which is the policy's"
 
 
 @pytest.mark.parametrize("said", ["raise", "<think>想</think>raise"])
@@ -248,6 +275,13 @@ def replace_judges(learner, judges):
 def test_responses_have_the_version_of_their_weights(config):
     learner = forced(config())
     assert rollout(learner, next(learner.prompts)).responses.versions.tolist() == [0] * 8
+
+
+def test_an_environment_reads_the_prompt(config):
+    learner = forced(config(environment=(f"python:{WORLDS}:Reader",)), [length])
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        asked, _, read = completion.prompt.prompt[-1].content.partition(" user ")
+        assert read == f"{asked} {completion.prompt.columns['goal']}"
 
 
 def test_half_a_character_is_a_question_mark(config):
