@@ -84,7 +84,7 @@ TURNS = {
     "max_new_tokens": 60,
     "action": "turn",
 }
-"""Episodes of one to three turns, so that fewer and fewer rows are left to divide; some fail as they begin, some at their end."""
+"""Episodes of one to three turns, so that ever fewer rows are divided; some fail as they begin, some at their end."""
 
 
 def letters(completions, **_):
@@ -219,9 +219,8 @@ def make_inputs(decoder):
     played = {"environment": "Talk"}, {"environment": "Faulty", "at": "reset"}, {"environment": "Faulty", "at": "nan"}
     games = [played[{5: 1, 9: 2}.get(i % 10, 0)] | {"goal": i % 3 + 1} for i in many]
     write("games", [{"prompt": [{"role": "user", "content": f"{i} 局"}], **game} for i, game in enumerate(games)])
-    shutil.copytree("policy", "talker")  # which ends its turns soon
-    path = Path("talker", "generation_config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, *range(10, 260, 8)]}))
+    shutil.copytree("policy", "talker")
+    worlds.end_turns_soon("talker")
     settings = OFFLINE | {"max_steps": 2, "sample_every": 0}
     heedful.train_reward(
         heedful.RewardConfig(model="policy", data="pairs.jsonl", output=Path("scorer-run"), **settings)

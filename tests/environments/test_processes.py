@@ -175,17 +175,9 @@ def test_nothing_is_left_of_them():
     pids = [talk._first.pid, *[pid for pid, _ in talk._alive.values()]]
     talk.close()
     deadline = time.monotonic() + 5
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+    while any(map(worlds.is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(is_alive, pids))
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not any(map(worlds.is_alive, pids))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Environments of the tests."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 import time
+from pathlib import Path
 
 
 class Guess:
@@ -241,3 +243,33 @@ class Letters:
 
     def _turn_reward(self):
         return self.share
+
+
+class Deadly(Dice):
+    """Notes its process in a folder. If that has a file ``armed`` with a process, it kills that one and acts for a minute."""
+
+    def reset(self, folder, **columns):
+        self.folder = Path(folder)
+        (self.folder / f"{os.getpid()}.pid").touch()
+        return super().reset()
+
+    def _reply(self, text):
+        armed = self.folder / "armed"
+        if armed.exists():
+            os.kill(int(armed.read_text()), signal.SIGKILL)
+            time.sleep(60)
+        return super()._reply(text)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def end_turns_soon(model):
+    """Have the policy in a folder end its turns at a third of all tokens."""
+    path = Path(model, "generation_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, *range(3, 256, 3)]}))

@@ -7,10 +7,12 @@ import random
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import worlds
 from cases import often, pairs_often
 from heedful import (
     CriticConfig,
@@ -60,6 +62,10 @@ RUNS = {
         {**ONLINE, "dynamic_sampling_rounds": 2, "score_clip": 11.0, "overlong_buffer": 4, "target_entropy": 5.565},
     ),
     "online dpo": (OnlineDPOConfig, ONLINE),
+    "ppo turns": (
+        PPOConfig,
+        {**ONLINE, "environment": (f"python:{worlds.__file__}:Deadly",), "max_turns": 3, "max_new_tokens": 60},
+    ),
 }
 POINTS = list(faults.POINTS)
 OFFLINE_KINDS = (SFTConfig, RewardConfig, DPOConfig, KTOConfig)
@@ -78,6 +84,7 @@ def data(demonstrations, tmp_path_factory):
         "texts": [{"text": f"abc 一二三 {i}" * 3} for i in range(9)],
         "prompts": [{"prompt": f"say {word}"} for word in ("ab", "cd", "ef", "gh", "ij", "苹果", "梨")],
     }
+    records["games"] = [{"prompt": [{"role": "user", "content": f"{i} 局"}], "folder": str(folder)} for i in range(12)]
     files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in records.items()}
     return files | {"demonstrations": demonstrations}
 
@@ -87,18 +94,22 @@ def length(completions, **_):
 
 
 @pytest.fixture(scope="module")
-def train_into(tiny, data):
+def train_into(tiny, data, tmp_path_factory):
     """``train_into(folder, name, **changes)``: run one of `RUNS`."""
     model = tiny("gpt2")  # made here, so that its saving is no visit of a fault point
+    talker = str(shutil.copytree(model, tmp_path_factory.mktemp("模型") / "talker"))
+    worlds.end_turns_soon(talker)
 
-    def run(folder, name, **changes):
+    def run(folder, name, on_step=None, **changes):
         kind, settings = RUNS[name]
         settings = {"model": model, "output": folder, **settings, **changes}
         if kind in OFFLINE_KINDS:
             return TRAIN[kind](kind(**({"data": data["demonstrations" if kind is SFTConfig else "pairs"]} | settings)))
         if "ptx_coef" in settings:
             settings["ptx_data"] = data["texts"]
-        return TRAIN[kind](kind(**({"data": data["prompts"]} | settings)), [length])
+        if "environment" in settings:
+            settings |= {"model": talker, "data": data["games"]}
+        return TRAIN[kind](kind(**({"data": data["prompts"]} | settings)), [length], on_step=on_step)
 
     return run
 
@@ -185,6 +196,33 @@ def test_a_run_killed_in_its_third_step_goes_on_bit_for_bit(train, whole, killed
     assert not (tmp_path / "cut" / "summary.json").exists()
     train(name, "cut")
     assert_equal_runs(tmp_path / "cut", whole(name)[0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("acts", [True, False], ids=["an environment acts", "update"])
+def test_a_run_killed_among_episodes_leaves_no_process_and_goes_on_bit_for_bit(
+    train, whole, killed, data, tmp_path, acts
+):
+    folder, (expected, visits) = Path(data["games"]).parent, whole("ppo turns")
+    for noted in folder.glob("*.pid"):
+        noted.unlink()
+
+    def arm(step, metrics):
+        if step == 2 and acts:
+            (folder / "armed").write_text(str(os.getpid()))
+
+    killed(f"update.stepped:kill@{visits['update.stepped']}", lambda: train("ppo turns", "cut", on_step=arm))
+    (folder / "armed").unlink(missing_ok=True)
+    processes = [int(noted.stem) for noted in folder.glob("*.pid")]
+    assert len(processes) == 8
+    deadline = time.monotonic() + 5
+    while any(map(worlds.is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(worlds.is_alive, processes))
+    logged = [line["step"] for line in read_jsonl(tmp_path / "cut" / "metrics.jsonl")]
+    assert max(logged) == (2 if acts else 3)
+    train("ppo turns", "cut")
+    assert_equal_runs(tmp_path / "cut", expected)
 
 
 @pytest.mark.exhaustive

@@ -175,7 +175,7 @@ def examine_online(examination: Examination, config: Any) -> None:
     """Online trainers: besides, what the policy writes, what rewards say to it, and what all models read."""
     page: Any = TRAINERS[config.algorithm].page()
     learner: Learner[Any] = start(config, (), examine=examination.look).learner
-    with contextlib.closing(learner.sampler):
+    with contextlib.closing(learner):
         check_machine(examination, learner, learner.policy)
         check_text(examination, learner.policy)
         responses = sampled(learner)

@@ -1024,11 +1024,6 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
             raise ConfigError(
                 f"{ahead} trains on responses of older weights without a correction; {CORRECT}, or use --async-steps 0"
             )
-        if self.environment:
-            raise ConfigError(
-                f"{ahead} does not go with --environment: an episode's later turns would be sampled by other weights than "
-                "its first; leave out one of the two"
-            )
         if self.dynamic_sampling_rounds:
             raise ConfigError(
                 f"{ahead} does not go with --dynamic-sampling-rounds, whose prompts are not known in advance; leave out one "
@@ -1037,6 +1032,11 @@ class OnlineConfig(ObjectiveOptions, RolloutConfig):
         if self.sampler_sleep:
             raise ConfigError(
                 f"{ahead} samples during the update, but with --sampler-sleep servers sleep then; leave out one of the two"
+            )
+        if self.environment and self.sampler_weights == "nccl":
+            raise ConfigError(
+                f"{ahead} with --environment needs the weights of an episode's first turn until its last, also if an "
+                "evaluation wants others, which only a folder can hold; use --sampler-weights folder"
             )
         if self.async_steps > 1 and self.sampler_weights == "nccl":
             raise ConfigError(

@@ -4,7 +4,7 @@
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from heedful.data.readers import Record
 from heedful.data.schemas import prompt_of
 from heedful.display import counted
 from heedful.distributed import ranks
+from heedful.engines.episodes import Say
 from heedful.engines.responses import Responses
 from heedful.errors import ConfigError, DataError
 from heedful.models.policy import Policy
@@ -41,6 +42,10 @@ class RemoteEngine(Protocol):
     ) -> Any:
         """Start sampling a response to each prompt with the policy's current weights, of at most so many tokens each; returns
         a ticket for `finish`."""
+
+    def begin_episodes(self, policy: Policy, play: Callable[[Say], Responses], generator: torch.Generator) -> Any:
+        """Start playing episodes, all of whose turns are sampled with the policy's current weights; returns a ticket for
+        `finish`. Only rank 0 plays. Needed for ``--async-steps`` with ``--environment``."""
 
     def finish(self, ticket: Any, device: torch.device) -> Responses:
         """Wait for the responses that `begin` requested. Raises SamplerError."""

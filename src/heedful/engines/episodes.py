@@ -8,7 +8,7 @@ All rows take their turns together: the policy samples a turn of each, then all 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ LONGEST_TOKEN = 64
 """Characters of a token at most: a longer text is not worth tokenising to see that it does not fit."""
 Say = Callable[[Sequence[EncodedPrompt], Sequence[int]], Responses]
 """Samples a turn behind each prompt, of at most so many tokens."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Episodes:
         max_turns: most turns of the policy.
         max_new_tokens: most tokens behind the prompt, what the other one says included.
         max_prompt_tokens: most tokens of a prompt, with what ``reset`` returned.
+        together: whether all ranks play together; if not, only rank 0 plays, maybe beside other work.
 
     Raises CheckpointError for a chat template that cannot write such conversations.
     """
@@ -95,10 +97,12 @@ class Episodes:
         max_turns: int,
         max_new_tokens: int,
         max_prompt_tokens: int,
+        together: bool = True,
     ) -> None:
         self.renderer, self.environments, self.abilities = renderer, environments, abilities
         self.dialogues = {name: Dialogue(renderer, one.tools, replies=one.replies) for name, one in abilities.items()}
         self.max_turns, self.max_new_tokens, self.max_prompt_tokens = max_turns, max_new_tokens, max_prompt_tokens
+        self.together = together
 
     @property
     def files(self) -> list[str]:
@@ -128,6 +132,10 @@ class Episodes:
         for one in self.environments.values():
             one.close()
 
+    def _of_environments(self, work: Callable[[], T]) -> T:
+        """What environments answer: on every rank, or on the only one that plays."""
+        return ranks.on_rank_zero(work) if self.together else work()
+
     def _begin(self, prompts: Sequence[EncodedPrompt], seed: int) -> list[EpisodeRow]:
         """Reset the environments, and write the prompts with their tools and with what they say at the beginning."""
         counts = dict.fromkeys(self.dialogues, 0)
@@ -141,7 +149,7 @@ class Episodes:
             columns = {kind: [_columns(row.asked.prompt) for row in rows if row.kind == kind] for kind in counts}
             return {kind: self.environments[kind].begin(of, seed=seed) for kind, of in columns.items() if of}
 
-        said = ranks.on_rank_zero(reset)
+        said = self._of_environments(reset)
         for row in rows:
             first = said[row.kind][row.place]
             if isinstance(first, Failure):
@@ -225,7 +233,7 @@ class Episodes:
                 for kind in kinds
             }
 
-        answers = ranks.on_rank_zero(act)
+        answers = self._of_environments(act)
         for row in rows:
             answer = answers[row.kind][row.place]
             if isinstance(answer, Failure):
@@ -264,7 +272,7 @@ class Episodes:
                 for kind in {row.kind for row in rows}
             }
 
-        found = ranks.on_rank_zero(end)
+        found = self._of_environments(end)
         for row in rows:
             if row.failure:
                 continue

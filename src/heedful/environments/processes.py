@@ -206,8 +206,8 @@ def _end(
     requests: "Connection[Any, Any]",
     alive: dict[int, tuple[int, "Connection[Any, Any]"]],
 ) -> None:
-    """End all processes; the first one waits for the others."""
-    for pid, channel in alive.values():
+    """End all processes. A thread that is in a call then gets an error."""
+    for pid, channel in list(alive.values()):
         channel.close()
         kill_group(pid)
     alive.clear()
@@ -256,9 +256,7 @@ def serve(channel: int, heedful: int) -> None:
             _live(Connection(handle), factory, first)
         os.close(handle)
         requests.send_bytes(json.dumps(pid).encode())
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
+    kill_group(os.getpid())  # heedful is gone, maybe while environments act
 
 
 def _in_a_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import httpx2
 import pytest
 import torch
 
-from heedful import GRPOConfig
+import worlds
+from heedful import GRPOConfig, make_tiny_model
 from heedful.data.chat import Renderer
 from heedful.engines.vllm.servers import connect
 from heedful.models import Policy, load_causal_lm, load_tokenizer
+from jsonl import write_jsonl
 
 
 class PolicyServer:
@@ -120,6 +122,27 @@ def settings(tiny, written, tmp_path):
         if not servers:
             base.pop("sampler_retry_minutes")
         return kind(**(base | changes))
+
+    return make
+
+
+@pytest.fixture
+def playing(settings, tmp_path):
+    """``playing(kind, class, *servers, **changes)``: settings of a run with an environment, and a policy that ends its turns
+    soon."""
+    make_tiny_model("qwen3", tmp_path / "talker", hidden_size=32, num_layers=2, max_length=128, initializer_range=0.5)
+    worlds.end_turns_soon(tmp_path / "talker")
+    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], "goal": i % 3 + 1} for i in range(16)]
+    write_jsonl(tmp_path / "对话.jsonl", asked)
+
+    def make(kind, name, *servers, **changes):
+        base = {
+            "environment": (f"python:{worlds.__file__}:{name}",),
+            "data": str(tmp_path / "对话.jsonl"),
+            "rewards": (),
+        }
+        base |= {"model": str(tmp_path / "talker"), "max_new_tokens": 60, "max_prompt_tokens": 64, "max_turns": 3}
+        return settings(kind, *servers, **base | changes)
 
     return make
 

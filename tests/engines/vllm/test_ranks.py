@@ -1,5 +1,7 @@
 """Several ranks that sample on servers: the first talks to them, and all learn from what they draw as one process would."""
 
+import functools
+
 import pytest
 
 from heedful import GRPOConfig, train_grpo
@@ -26,15 +28,19 @@ def in_ranks(forked_heedful, tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("plays", [False, True], ids=["answers", "episodes"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"shard": "full"}, {"async_steps": 1, **CORRECTED}], ids=["whole", "divided", "ahead"]
+    "changes",
+    [{}, {"shard": "full"}, {"async_steps": 1, **CORRECTED}, {"shard": "full", "async_steps": 1, **CORRECTED}],
+    ids=["whole", "divided", "ahead", "divided ahead"],
 )
-def test_ranks_learn_from_servers_as_one_process(server, settings, in_ranks, tmp_path, changes):
+def test_ranks_learn_from_servers_as_one_process(server, settings, playing, in_ranks, tmp_path, changes, plays):
     first = server()
+    make = functools.partial(playing, GRPOConfig, "Dice") if plays else functools.partial(settings, GRPOConfig)
     alone = {name: value for name, value in changes.items() if name != "shard"}
-    train_grpo(settings(GRPOConfig, first, **alone))
+    train_grpo(make(first, **alone))
     asked = first.seen()["completions"]
-    status, said = in_ranks(settings(GRPOConfig, first, output=tmp_path / "zwei", **changes))
+    status, said = in_ranks(make(first, output=tmp_path / "zwei", **changes))
     assert status == [0, 0], said
     assert len(first.seen()["completions"]) == len(asked) > 0  # by one rank, not by each
     found, expected = ([timeless(one) for one in read_metrics(tmp_path / name)] for name in ("zwei", "run"))

@@ -1,16 +1,22 @@
 """Whole runs that sample on servers: what is learned, how old the weights were, what becomes of a run without servers."""
 
+import contextlib
+import functools
+import itertools
+import random
 import threading
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-import worlds
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
+from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.start import start
 from heedful.cli.main import main
 from heedful.configs.parse import to_yaml
 from heedful.engines.vllm import servers
-from jsonl import read_metrics, timeless, write_jsonl
+from jsonl import read_metrics, timeless
 
 CORRECTED = {"importance": "token-truncate"}
 
@@ -69,21 +75,55 @@ def test_a_run_that_goes_on_learns_what_it_would_have(server, settings, tmp_path
     assert_close(numbers(tmp_path / "zwei"), numbers(tmp_path / "run"))
 
 
-def test_episodes_are_sampled_turn_by_turn(server, settings, tmp_path):
+def test_episodes_are_sampled_turn_by_turn(server, playing, tiny, tmp_path):
     """What servers read before each turn is what the trainer learns: their log-probs are its own. Each turn has the tokens
     that are left."""
-    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], "goal": i % 3 + 1} for i in range(12)]
-    write_jsonl(tmp_path / "对话.jsonl", asked)
-    talk = {"environment": (f"python:{worlds.__file__}:Talk",), "data": str(tmp_path / "对话.jsonl"), "rewards": ()}
-    config = settings(GRPOConfig, server(), **talk, max_new_tokens=60, max_prompt_tokens=64, steps=2, rollouts="all")
-    train_grpo(config)
+    train_grpo(playing(GRPOConfig, "Talk", server(), model=tiny("qwen3"), steps=2, rollouts="all"))
     for step in steps_of(tmp_path / "run"):
         assert step["rollout/sampler_mismatch"] < 1e-4
         assert step["rollout/staleness_max"] == 0.0
     rows = [row for path in (tmp_path / "run" / "rollouts").iterdir() for row in pq.read_table(path).to_pylist()]
     assert max(len(row["turn_ends"]) for row in rows) > 1
-    assert max(len(row["response_ids"]) for row in rows) <= 60
+    assert max(len(row["response_ids"]) for row in rows) == 60
     assert {row["weights_version"] for row in rows} == {0, 1}
+
+
+@contextlib.contextmanager
+def starting(config):
+    """A run before its first step."""
+    with contextlib.closing(start(config, []).learner) as learner:
+        yield learner
+
+
+def assert_same_episodes(found, expected):
+    assert found.batch.tokens() == expected.batch.tokens()
+    assert [one.episode for one in found.completions] == [one.episode for one in expected.completions]
+    assert [one.prompt.prompt for one in found.completions] == [one.prompt.prompt for one in expected.completions]
+
+
+@pytest.mark.exhaustive
+def test_the_local_engine_servers_and_sampling_ahead_play_the_same_episodes(server, playing):
+    """If each token is the most likely one: the same prompts, tokens, turns and rewards."""
+    played, there = [], {"sampler": (server().name,)}
+    for changes in ({}, there, there | {"async_steps": 1, **CORRECTED}):
+        with starting(playing(GRPOConfig, "Talk", temperature=1e-4, eval_fraction=0.0, **changes)) as learner:
+            played.append(rollout(learner, next(learner.prompts)).responses)
+    assert len({len(one.episode.ends) for one in played[0].completions}) > 1
+    for other in played[1:]:
+        assert_same_episodes(other, played[0])
+
+
+def test_sampling_ahead_plays_what_sampling_in_turn_would(server, playing):
+    """With the numbers of the step, which also those of environments come from; bit for bit if rows are drawn together."""
+    config = playing(GRPOConfig, "Dice", server(), async_steps=1, eval_fraction=0.0, **CORRECTED)
+    with starting(config) as learner:
+        prompts = next(learner.prompts)
+        ahead = learner.async_sampler.generate(learner.policy, prompts, learner.generator, version=0)
+        numbers = torch.Generator().manual_seed(random.Random(f"{config.seed}:1").getrandbits(63))
+        in_turn = learner.sampler.generate(learner.policy, prompts, numbers, version=0)
+    assert_same_episodes(ahead, in_turn)
+    torch.testing.assert_close(ahead.logprobs, in_turn.logprobs, atol=1e-5, rtol=1e-4)
+    assert ahead.versions.tolist() == in_turn.versions.tolist() == [0] * 16
 
 
 def test_sampling_is_at_most_so_many_steps_ahead(server, settings, tmp_path):
@@ -106,19 +146,37 @@ def test_sampling_is_at_most_so_many_steps_ahead(server, settings, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_run_ahead_goes_on_with_the_same_prompts(server, settings, tmp_path):
-    """What was being drawn is drawn anew: each step has the prompts that it would have had, each once."""
+def test_all_turns_of_an_episode_are_from_the_same_weights(server, playing, tmp_path):
+    """Though evaluations come between with others, which play with environments of their own."""
     first = server()
+    ahead = {"async_steps": 2, "steps": 4, "rollouts": "all", "eval_every": 1, **CORRECTED}
+    train_grpo(playing(GRPOConfig, "Dice", first, **ahead))
+    steps = steps_of(tmp_path / "run")
+    assert [one["rollout/staleness_max"] for one in steps] == [0, 1, 2, 2]
+    assert min(one["rollout/turns"] for one in steps) > 1
+    drew = [int(row["version"].rpartition("-")[2]) for row in first.seen()["completions"]]
+    assert [version for version, _ in itertools.groupby(drew)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("plays", [False, True])
+def test_a_run_ahead_goes_on_with_the_same_prompts(server, settings, playing, tmp_path, plays):
+    """What was being drawn is drawn anew: each step has the prompts that it would have had, each once, and environments
+    draw the same numbers."""
+    first, make = (
+        server(),
+        functools.partial(playing, GRPOConfig, "Dice") if plays else functools.partial(settings, GRPOConfig),
+    )
     settings_ = {"async_steps": 1, "steps": 4, "rollouts": "all", **CORRECTED}
-    train_grpo(settings(GRPOConfig, first, **settings_))
-    config = settings(GRPOConfig, first, output=tmp_path / "zwei", save_every=1, **settings_)
+    train_grpo(make(first, **settings_))
+    config = make(first, output=tmp_path / "zwei", save_every=1, **settings_)
     faults.plan("pass:raise@3")
     with pytest.raises(RuntimeError, match="a fault point"):
         train_grpo(config)
     faults.plan("")
     train_grpo(config)
     read = [
-        [pq.read_table(path)["source"].to_pylist() for path in sorted((tmp_path / name / "rollouts").iterdir())]
+        [pq.read_table(path)["prompt"].to_pylist() for path in sorted((tmp_path / name / "rollouts").iterdir())]
         for name in ("run", "zwei")
     ]
     assert len(read[0]) == 4

@@ -467,8 +467,13 @@ def test_raw_prompts_are_refused(config, tmp_path):
         ({"response_length": "fixed"}, "--response-length fixed does not go with --environment"),
         ({"sampler": ("python:a.py:E",)}, "--environment does not go with a --sampler of yours"),
         (
-            {"sampler": ("vllm:http://a:1",), "async_steps": 1, "importance": "token-truncate"},
-            "--async-steps 1 does not go with --environment",
+            {
+                "sampler": ("vllm:http://a:1",),
+                "async_steps": 1,
+                "importance": "token-truncate",
+                "sampler_weights": "nccl",
+            },
+            "--async-steps 1 with --environment needs the weights of an episode's first turn until its last",
         ),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from heedful.algorithms.online.prompts import Prompts
 from heedful.data.loading import EncodedPrompt
 from heedful.engines.engine import RemoteEngine
+from heedful.engines.episodes import Episodes, Say
 from heedful.engines.responses import Responses
 from heedful.models.policy import Policy
 
@@ -43,10 +44,21 @@ class AsyncServers:
         async_steps: number of batches to sample ahead.
         steps: number of steps of the run.
         seed: the run's seed.
+        episodes: plays the batches on rank 0, with environments of its own, as an evaluation may play at the same time; None:
+            the policy answers once.
     """
 
-    def __init__(self, remote: RemoteEngine, prompts: Prompts, *, async_steps: int, steps: int, seed: int) -> None:
-        self.remote, self.prompts = remote, prompts
+    def __init__(
+        self,
+        remote: RemoteEngine,
+        prompts: Prompts,
+        *,
+        async_steps: int,
+        steps: int,
+        seed: int,
+        episodes: Episodes | None = None,
+    ) -> None:
+        self.remote, self.prompts, self.episodes = remote, prompts, episodes
         self.async_steps, self.steps, self.seed = async_steps, steps, seed
         self._waiting: deque[PendingBatch] = deque()
 
@@ -79,10 +91,20 @@ class AsyncServers:
         return self.remote.take_retries()
 
     def close(self) -> None:
-        """Cancel all pending requests."""
+        """Cancel all pending requests, and end environments."""
+        if self.episodes is not None:
+            self.episodes.close()
         self.remote.close()
 
     def _begin(self, policy: Policy, prompts: Sequence[EncodedPrompt], *, step: int, version: int) -> None:
-        seed = random.Random(f"{self.seed}:{step}").getrandbits(63)
-        ticket = self.remote.begin(policy, [one.ids for one in prompts], torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(random.Random(f"{self.seed}:{step}").getrandbits(63))
+        episodes = self.episodes
+        if episodes is None:
+            ticket = self.remote.begin(policy, [one.ids for one in prompts], generator)
+        else:
+
+            def play(say: Say) -> Responses:
+                return episodes.play(say, prompts, generator)
+
+            ticket = self.remote.begin_episodes(policy, play, generator)
         self._waiting.append(PendingBatch(step, version, ticket))

@@ -75,7 +75,7 @@ def ppo_steps(
         for one in learner.prompts.prompts
     ]
     compile_layers(settings, learner.trained)
-    with contextlib.closing(learner.sampler), kept(policy, head), reworded(lambda text: named(text, type(config))):
+    with contextlib.closing(learner), kept(policy, head), reworded(lambda text: named(text, type(config))):
         for step in range(1, config.steps + 1):
             experience = make_experience(learner, rollout(learner, next(learner.prompts)))
             metrics = learn(learner, experience).metrics

@@ -76,6 +76,11 @@ class Learner(Generic[C_co]):
     """Micro-batch that fits into memory in training. Sampling and passes without gradients use the sampler's; reward
     models have their own."""
 
+    def close(self) -> None:
+        """Close the connection to servers, or the user's engine, and end environments, if any."""
+        for sampler in filter(None, (self.async_sampler, self.sampler)):
+            sampler.close()
+
     @property
     def micro_batch(self) -> MicroBatch:
         """Maximum rows and tokens per pass: the settings' values, or less after memory ran out."""

@@ -65,7 +65,7 @@ def run_online(
     config, learner, held_out, about = start(config, rewards)
     compile_layers(config, learner.trained)
     with (
-        contextlib.closing(learner.sampler),
+        contextlib.closing(learner),
         Run(
             config,
             learner,

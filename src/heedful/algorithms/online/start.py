@@ -243,10 +243,18 @@ def _async_sampler(config: RolloutConfig, sampler: Sampler, prompts: Prompts) ->
     if not isinstance(config, OnlineConfig) or not config.async_steps:
         return None
     assert isinstance(sampler.source, SyncServers)
+    episodes = None
+    if sampler.episodes is not None:
+        episodes = _episodes(config, sampler.renderer, sampler.episodes.max_prompt_tokens, together=False)
     ahead = AsyncServers(
-        sampler.source.remote, prompts, async_steps=config.async_steps, steps=config.steps, seed=config.seed
+        sampler.source.remote,
+        prompts,
+        async_steps=config.async_steps,
+        steps=config.steps,
+        seed=config.seed,
+        episodes=episodes,
     )
-    return replace(sampler, source=ahead)
+    return replace(sampler, source=ahead, episodes=None)
 
 
 def _texts(prompts: Sequence[EncodedPrompt]) -> list[tuple[str, Sequence[int]]]:
@@ -409,7 +417,7 @@ def _sampler(
     return replace(sampler, source=SyncServers(remote))
 
 
-def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int) -> Episodes:
+def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int, *, together: bool = True) -> Episodes:
     """What the policy speaks with in turns. Raises ConfigError, CheckpointError."""
     environments: dict[str, Environments] = {}
 
@@ -427,6 +435,7 @@ def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int) ->
         max_turns=config.max_turns,
         max_new_tokens=config.max_new_tokens,
         max_prompt_tokens=longest_prompt,
+        together=together,
     )
 
 

@@ -202,7 +202,7 @@ def _started(
     """A run ready for its first step, which is not written anywhere."""
     with tempfile.TemporaryDirectory(prefix="heedful-choose-") as folder:
         started = start(replace(run, output=Path(folder) / "run"), (), examine=examine)
-        with contextlib.closing(started.learner.sampler):
+        with contextlib.closing(started.learner):
             yield started.learner, started.held_out
 
 

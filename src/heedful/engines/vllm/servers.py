@@ -8,10 +8,11 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import tenacity
@@ -21,9 +22,11 @@ from heedful.background import Background, all_of, result
 from heedful.configs.online import RolloutConfig
 from heedful.configs.settings import check_secret
 from heedful.data.batches import collate
+from heedful.data.loading import EncodedPrompt
 from heedful.devices import empty_cache
 from heedful.distributed import ranks
 from heedful.distributed.sharding import is_sharded
+from heedful.engines.episodes import Say
 from heedful.engines.responses import Responses
 from heedful.engines.vllm.client import START, Drawn, GoneError, Request, VLLMServer
 from heedful.engines.vllm.dispatch import Dispatch
@@ -62,8 +65,9 @@ class Pending:
     """A batch that is being sampled."""
 
     prompts: list[list[int]]
-    drawn: "Future[tuple[list[Drawn], int]] | None" = None
-    """None on ranks other than rank 0."""
+    """Empty for episodes."""
+    drawn: "Future[tuple[list[Drawn] | Responses, int]] | None" = None
+    """Responses, and number of retries. None on ranks other than rank 0."""
 
 
 class Servers:
@@ -163,10 +167,21 @@ class Servers:
 
         Random numbers are drawn now: a seed per row.
         """
-        seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
-        lengths = most or [self.config.max_new_tokens] * len(prompts)
-        asked = [Request(list(p), length, seed) for p, length, seed in zip(prompts, lengths, seeds, strict=True)]
-        pending, seen = Pending([list(p) for p in prompts]), fingerprint(policy)
+        asked = self._requests(prompts, generator, most)
+        return self._begin(policy, Pending([list(p) for p in prompts]), lambda weights: self._draw(weights, asked))
+
+    def begin_episodes(self, policy: Policy, play: Callable[[Say], Responses], generator: torch.Generator) -> Pending:
+        """Start playing episodes with the policy's current weights, in a thread of rank 0; returns at once.
+
+        Other batches wait, so that all turns are sampled with the same weights. Random numbers are drawn with each turn.
+        """
+        return self._begin(policy, Pending([]), lambda weights: self._play(weights, play, generator))
+
+    def _begin(
+        self, policy: Policy, pending: Pending, sample: Callable[[Weights], Coroutine[Any, Any, tuple[Any, int]]]
+    ) -> Pending:
+        """Start sampling with the policy's current weights."""
+        seen = fingerprint(policy)
         has_changed = seen != self._seen
         collected = collect(policy.lm, self.dtype) if is_sharded(policy) and has_changed else None
         weights = ranks.on_rank_zero(lambda: self._current(policy, seen, collected))
@@ -176,7 +191,7 @@ class Servers:
             ranks.gather(None)
 
         def start() -> None:
-            pending.drawn = self._background.start(self._draw(weights, asked))
+            pending.drawn = self._background.start(sample(weights))
 
         ranks.on_rank_zero(start)
         self._seen = seen
@@ -185,23 +200,14 @@ class Servers:
     def finish(self, pending: Pending, device: torch.device) -> Responses:
         """Wait for a batch. Raises SamplerError."""
 
-        def wait() -> list[Drawn]:
+        def wait() -> list[Drawn] | Responses:
             assert pending.drawn is not None
             drawn, retries = result(pending.drawn)
             self.retries += retries
             return drawn
 
         drawn = ranks.on_rank_zero(wait)
-        stops = [] if self.config.response_length != "stop" else self.stop_ids
-        batch = collate(pending.prompts, [one.ids for one in drawn], pad_id=self.pad_id)
-        logprobs = torch.zeros(batch.response_mask.shape)
-        logprobs[batch.response_mask] = torch.tensor([x for one in drawn for x in one.logprobs])
-        return Responses(
-            batch=batch.to(device),
-            truncated=torch.tensor([one.ids[-1] not in stops for one in drawn], device=device),
-            logprobs=logprobs.to(device),
-            temperature=self.config.temperature,
-        )
+        return (drawn if isinstance(drawn, Responses) else self._responses(pending.prompts, drawn)).to(device)
 
     def take_retries(self) -> int:
         """Number of retries of rows and servers since the last call."""
@@ -238,18 +244,52 @@ class Servers:
             self._weights = Weights(version, collected.checksum, folder)
         return self._weights
 
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, most: Sequence[int] | None
+    ) -> list[Request]:
+        seeds = torch.randint(0, 2**63 - 1, (len(prompts),), generator=generator).tolist()
+        lengths = most or [self.config.max_new_tokens] * len(prompts)
+        return [Request(list(p), length, seed) for p, length, seed in zip(prompts, lengths, seeds, strict=True)]
+
+    def _responses(self, prompts: Sequence[Sequence[int]], drawn: Sequence[Drawn]) -> Responses:
+        stops = [] if self.config.response_length != "stop" else self.stop_ids
+        batch = collate(prompts, [one.ids for one in drawn], pad_id=self.pad_id)
+        logprobs = torch.zeros(batch.response_mask.shape)
+        logprobs[batch.response_mask] = torch.tensor([x for one in drawn for x in one.logprobs])
+        truncated = torch.tensor([one.ids[-1] not in stops for one in drawn])
+        return Responses(batch, truncated, logprobs, temperature=self.config.temperature)
+
     async def _draw(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
         async with self._turn:  # in the order of `begin`
-            patience = 60 * self.config.sampler_retry_minutes
-            dispatch = Dispatch(self.servers, weights, requests, patience=patience)
-            drawn = await dispatch.run()
-            if self.config.sampler_sleep:
-                await all_of(map(_put_to_sleep, self.servers))
-            if weights.folder is not None:
-                for old in weights.folder.parent.glob("v-*"):
-                    if old.name < weights.folder.name:
-                        shutil.rmtree(old, ignore_errors=True)
-            return drawn, dispatch.retries
+            return await self._sample(weights, requests)
+
+    async def _play(
+        self, weights: Weights, play: Callable[[Say], Responses], generator: torch.Generator
+    ) -> tuple[Responses, int]:
+        retries = list[int]()
+
+        def say(prompts: Sequence[EncodedPrompt], most: Sequence[int]) -> Responses:
+            ids = [one.ids for one in prompts]
+            drawn, repeated = self._background.run(self._sample(weights, self._requests(ids, generator, most)))
+            retries.append(repeated)
+            return self._responses(ids, drawn)
+
+        async with self._turn:  # in the order of `begin`
+            responses = await asyncio.to_thread(play, say)
+        return responses, sum(retries)
+
+    async def _sample(self, weights: Weights, requests: Sequence[Request]) -> tuple[list[Drawn], int]:
+        """Responses, and the number of retries."""
+        patience = 60 * self.config.sampler_retry_minutes
+        dispatch = Dispatch(self.servers, weights, requests, patience=patience)
+        drawn = await dispatch.run()
+        if self.config.sampler_sleep:
+            await all_of(map(_put_to_sleep, self.servers))
+        if weights.folder is not None:
+            for old in weights.folder.parent.glob("v-*"):
+                if old.name < weights.folder.name:
+                    shutil.rmtree(old, ignore_errors=True)
+        return drawn, dispatch.retries
 
     async def _look(self, server: VLLMServer, patience: float) -> None:
         """Ask one server. Raises SamplerError."""
