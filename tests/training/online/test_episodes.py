@@ -351,8 +351,8 @@ CALLING = (
 """A chat template that writes calls of tools."""
 
 
-def test_rollout_files_have_calls_of_tools_and_what_failed(config, tmp_path):
-    """As a conversation to be read again; nothing has a number that the step did not give."""
+def test_rollout_files_have_calls_of_tools(config, tmp_path):
+    """As a conversation to be read again, by people too (`heedful label import`)."""
     (tmp_path / "工具.jinja").write_text(CALLING, encoding="utf-8")
     settings = config(
         environment=(f"python:{WORLDS}:Guess",),
