@@ -79,7 +79,7 @@ def length(completions, **_):
 
 
 class Forced:
-    """In the place of sampling: each row's turns in order, then an end token. A turn may depend on its prompt."""
+    """In the place of sampling: each row's turns in order, as text, ids or a function of the prompt, then an end token."""
 
     def __init__(self, sampler, turns):
         self.sampler, self.turns, self.asked = sampler, turns, []
@@ -87,7 +87,8 @@ class Forced:
     def generate(self, policy, prompts, generator, version, most):
         said, words = [], self.turns[len(self.asked) % len(self.turns)]
         for prompt, limit in zip(prompts, most, strict=True):
-            ids = self.sampler.renderer.encoder.literal(words if isinstance(words, str) else words(prompt.prompt))
+            text = words(prompt.prompt) if callable(words) else words
+            ids = self.sampler.renderer.encoder.literal(text) if isinstance(text, str) else text
             said.append([*ids, self.sampler.renderer.turn_end_id][:limit])
         self.asked.append({prompt.prompt.source: prompt.ids for prompt in prompts})
         batch = collate([prompt.ids for prompt in prompts], said, pad_id=self.sampler.renderer.pad_id)
@@ -167,8 +168,11 @@ def test_tokens_mask_and_rewards_of_an_episode(config):
 
 
 def test_each_turn_is_sampled_behind_the_tokens_that_are_learned(config):
-    """The policy writes the letters of its end token, which are other tokens if a text of them is tokenised again."""
-    learner = forced(config(max_turns=3), turns=("甲<|end|>", "乙", "丙"))
+    """The policy writes the letters of its end token, and half a character: a text of them, tokenised again, has other
+    ids."""
+    learner = forced(config(max_turns=3))
+    half = learner.sampler.renderer.encoder.literal("乙")[:2]
+    learner.sampler.source.turns = ("甲<|end|>", half, "丙")
     scored, sampled = rollout(learner, next(learner.prompts)), learner.sampler.source.asked
     for completion, asked, said, own in zip(scored.completions, *scored.batch.tokens(), strict=True):
         turns = [ids[completion.prompt.source] for ids in sampled if completion.prompt.source in ids]
