@@ -60,6 +60,11 @@ def split_thinking(response: str) -> tuple[str | None, str | None]:
     return thinking.strip("\n"), answer.lstrip("\n") if closed else None
 
 
+def parts_of(turn: Message) -> tuple[str | None, str | None]:
+    """Return the thinking and the answer of an assistant's message, as `split_thinking` does."""
+    return (turn.thinking, turn.content) if turn.thinking is not None else split_thinking(turn.content)
+
+
 def as_message(turn: Turn) -> Message:
     """Return an answer as a message."""
     return Message("assistant", turn) if isinstance(turn, str) else turn
@@ -146,13 +151,18 @@ class Completion:
 
     @property
     def thinking(self) -> str | None:
-        """The thinking before the answer (`split_thinking`); None if the response has none."""
-        return split_thinking(self.response)[0]
+        """The thinking before the answer (`split_thinking`), of an episode in its last turn; None if there is none."""
+        return parts_of(self._last_turn)[0]
 
     @property
     def answer(self) -> str | None:
-        """The response without its thinking; None if the thinking never ends."""
-        return split_thinking(self.response)[1]
+        """The response, of an episode its last turn, without its thinking; None if the thinking never ends."""
+        return parts_of(self._last_turn)[1]
+
+    @property
+    def _last_turn(self) -> Message:
+        turns = () if self.episode is None else self.episode.turns
+        return turns[-1] if turns else Message("assistant", self.response)
 
 
 @dataclass(frozen=True)

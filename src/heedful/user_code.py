@@ -107,10 +107,14 @@ def load(flag: str, value: str | Callable[..., Any], error: type[HeedfulError] =
         raise ConfigError(f"{flag}: the file {file} of {value} does not exist{form}")
     module = _module(flag, path, error)
     if not callable(getattr(module, name, None)):
-        names = [n for n, one in vars(module).items() if inspect.isfunction(one) and not n.startswith("_")]
-        raise ConfigError(f"{flag}: {file} has no function {name!r}; it has {', '.join(names) or 'none'}")
+        names = [n for n, one in vars(module).items() if _is_offered(one, module) and not n.startswith("_")]
+        raise ConfigError(f"{flag}: {file} has no function or class {name!r}; it has {', '.join(names) or 'none'}")
     _FOUND[value] = getattr(module, name)
     return _FOUND[value]
+
+
+def _is_offered(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == module.__name__)
 
 
 def _module(flag: str, path: Path, error: type[HeedfulError]) -> ModuleType:
@@ -126,9 +130,17 @@ def _module(flag: str, path: Path, error: type[HeedfulError]) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as raised:
-        raise error(f"{flag}: {path} cannot be imported: {type(raised).__name__}: {raised}") from raised
+        remedy = _remedy(raised, path.resolve().parent) if isinstance(raised, ModuleNotFoundError) else ""
+        raise error(f"{flag}: {path} cannot be imported: {type(raised).__name__}: {raised}{remedy}") from raised
     _MODULES[path.resolve()] = content, module
     return module
+
+
+def _remedy(missing: ModuleNotFoundError, folder: Path) -> str:
+    """What makes a module importable that is in the folder of the user's file."""
+    found = folder / (missing.name or "").partition(".")[0]
+    is_there = found != folder and (found.is_dir() or found.with_suffix(".py").is_file())
+    return f"; it is in {folder}: begin the command with PYTHONPATH={folder}" if is_there else ""
 
 
 def file_of(value: str) -> str:

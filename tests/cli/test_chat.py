@@ -186,6 +186,8 @@ def test_a_model_that_learned_single_turns_says_so(learned, tmp_path):
     (later / "summary.json").write_text(json.dumps({"algorithm": "ppo"}), encoding="utf-8")
     (later / "config.yaml").write_text(f"model: {learned}\n", encoding="utf-8")
     assert single_turn_run(learned) == single_turn_run(str(later / "final")) == run
+    (later / "config.yaml").write_text(f"model: {learned}\nenvironment: [python:局.py:Talk]\n", encoding="utf-8")
+    assert single_turn_run(str(later / "final")) is None, "with an environment it learned to speak several times"
     other = tmp_path / "sft"
     other.mkdir()
     summary = json.loads((run / "summary.json").read_text("utf-8"))

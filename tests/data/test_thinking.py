@@ -158,6 +158,7 @@ def test_other_templates(renderer):
         ids = own.response_ids(response, prompt=QUESTION)[:-1]
         said = own.response_text(ids, prompt=QUESTION)
         assert split_thinking(said)[1] == split_thinking(plain_response(response))[1]
+        assert own.turn_text(own.prompt_ids(QUESTION), ids, truncated=False) == said, "in later turns too"
         check_rendering(own, [Sample(QUESTION, response, "d:1")])
 
 

@@ -10,6 +10,7 @@ import heedful
 from heedful import core
 from heedful.data import read_demonstrations, read_prompts, read_rankings
 from heedful.data.chat import Renderer
+from heedful.errors import RefusedError
 
 TOOLS = [{"type": "function", "function": {"name": "加", "parameters": {"type": "object"}}}]
 CALL = {"type": "function", "function": {"name": "加", "arguments": {"x": 1}}}
@@ -84,6 +85,26 @@ def test_earlier_thinking_that_the_template_leaves_out_is_refused_by_name(writte
     assert found.status == 2
     assert "renders an answer in another way once other turns follow it" in found.message
     assert "pairs.jsonl:1" in found.message
+
+
+HEAD = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+HEAD += "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+TAIL = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["{{ '<|endoftext|>' if m.role == 'assistant' and not loop.last else '<|im_end|>' }}", "{{ '\n' }}"],
+    ids=["another end than the last one", "no end"],
+)
+def test_a_template_without_one_end_for_all_answers_is_refused(written, thinker, end):
+    """As those of gpt-oss and GLM. The tool's result would be learned as the policy's, or the call not at all."""
+    renderer = Renderer(AutoTokenizer.from_pretrained(thinker(HEAD + end + TAIL)))
+    record = {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": "不知道", "tools": TOOLS}
+    (pair,) = read_rankings(written("pairs.jsonl", [record]))
+    with pytest.raises(RefusedError, match="does not end an answer that other turns follow as it ends the last one"):
+        renderer.written(pair.prompt, pair.responses[0])
+    assert spans(renderer, pair, pair.responses[1])[1] == ["不知道" + renderer.end_token]
 
 
 def test_dpo_sums_log_probs_of_the_assistants_tokens_only(written, thinker, tmp_path):

@@ -56,6 +56,11 @@ FORGETS = (
     "{{- (m.content if loop.last or m.role != 'assistant' else '...') + '<|end|>' }}" + TAIL
 )
 
+OPENS = HERMES.replace("{{- m.content or '' }}", "{{- m.content.split('</think>')[-1] }}").replace(
+    "assistant|>' }}{% endif", "assistant|><think>' }}{% endif"
+)
+"""The generation prompt opens a thought, and no thought is shown, as in DeepSeek-R1's."""
+
 
 def turns(template, tools=(TOOL,), *, replies=True):
     tokenizer = byte_tokenizer()
@@ -106,6 +111,7 @@ def test_words_before_a_call_are_the_message():
         '<call>{"name": "guess", "arguments": {}}</call><call>{"name"</call>',
         "<call>" + "[" * 5000,
         "<call>" + '{"name":' * 100_000,
+        '<call>{"name": "guess", "arguments": {"word": NaN}}</call>',
     ],
 )
 def test_a_call_that_cannot_be_read_is_no_call(said):
@@ -165,12 +171,26 @@ def test_tools_stand_beside_those_of_the_prompt():
     assert [tool["function"]["name"] for tool in json.loads(first.tools)] == ["look", "guess"]
 
 
+def test_results_of_several_calls_in_a_template_of_single_calls():
+    """Llama's. The policy may call several tools at once all the same, and the results are added one after the other."""
+    single = BARE.replace(
+        TAIL, "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('single') }}{% endif %}" + TAIL
+    )
+    made = turns(single)
+    results = tuple(Message("tool", result, name="guess", tool_call_id=CALL_ID) for result in ("对", "错"))
+    assert (
+        text(made, made.said_ids(results, (Message("user", "问"),)))
+        == "<|user|>对<|end|><|user|>错<|end|><|assistant|>"
+    )
+
+
 @pytest.mark.parametrize(
     ("template", "tools", "message"),
     [
         (WORDS, [TOOL], "cannot call tools in a form that heedful reads .* but the environment has tools: guess"),
         (HERMES.replace("tool_calls", "no_calls"), [TOOL], "cannot call tools"),
         (FORGETS, [], "writes an answer in another way once other turns follow it"),
+        (OPENS, [], "writes an answer in another way once other turns follow it"),
     ],
 )
 def test_templates_that_cannot_do_it_are_refused(template, tools, message):

@@ -50,6 +50,7 @@ def test_an_episode_of_tools(start):
         ("wait", {"seconds": 0.2, "name": "later"}),
         ("guess", {"word": "苹果"}),
         ("wait", {"seconds": 0.0, "name": "sooner"}),
+        ("wait", {"seconds": "久", "name": "no number"}),
         ("guess", {"word": "raise"}),
         ("guess", {"wort": "梨"}),
         ("reset", {}),
@@ -58,13 +59,23 @@ def test_an_episode_of_tools(start):
         ("fly", {}),
     )
     answer = guess.act({0: (asked, ""), 1: (calls(("guess", {"word": "苹果"})), "")})
-    assert answer[0].results[:4] == ["later", "{'no': 1}", "sooner", "{'error': '不行'}"]
-    assert "unexpected keyword argument 'wort'" in answer[0].results[4]
+    assert answer[0].results[:3] == ["later", "{'no': 1}", "sooner"]
+    assert "{'error':" in answer[0].results[3]
+    assert answer[0].results[4] == "{'error': '不行'}"
+    assert "unexpected keyword argument 'wort'" in answer[0].results[5]
     hidden = [f"{{'error': 'Tool {name} not found.'}}" for name in ("reset", "get_reward", "_reply", "fly")]
-    assert answer[0].results[5:] == hidden
-    assert answer[0].failed_calls == 6
+    assert answer[0].results[6:] == hidden
+    assert answer[0].failed_calls == 7
     assert answer[1] == TurnResult(["yes"], None, None, 0)
     assert guess.end([0, 1]) == {0: 1 / 3, 1: 1 / 2}
+
+
+def test_tools_are_those_of_trl(start):
+    household = start("Household")
+    assert [tool["function"]["name"] for tool in household.abilities.tools] == ["count"]
+    household.begin([{}], seed=0)
+    answer = household.act({0: (calls(("count", {"word": "苹果"}), ("helper", {"path": "x"}), ("broken", {})), "")})
+    assert (answer[0].results[0], answer[0].failed_calls) == ("2", 2)
 
 
 def test_an_episode_of_talk(start):
@@ -173,9 +184,12 @@ def test_nothing_is_left_of_them():
     ("name", "message"),
     [
         ("NoReset", r"NoReset has no method reset\(\*\*columns\)"),
-        ("Untyped", "the tool act needs a type and a line under Args: for each argument"),
+        (
+            "Untyped",
+            "the tool act needs .* a line under Args: for each argument, or a name that begins with _ if it is none",
+        ),
         ("Unmade", "making an environment raised KeyError"),
-        ("Missing", "has no function 'Missing'"),
+        ("Missing", "has no function or class 'Missing'; it has Guess, Household, .*"),
     ],
 )
 def test_a_class_that_does_not_keep_to_the_contract_is_refused(name, message):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from heedful.algorithms.online.rollout_files import OF_TOKENS
+from heedful.algorithms.online.rollout_files import MESSAGES, OF_TOKENS
 from heedful.models import byte_tokenizer
 
 NASTY = (
@@ -29,7 +29,54 @@ def ids_of(text):
     return TOKENIZER(text, add_special_tokens=False).input_ids
 
 
-def write_rollouts(folder, step, responses, *, columns=True, rewards=None):
+def episode(*messages, rewards, ended="environment", failure=None):
+    """Columns of an episode. A turn of the policy is the content of a message, a token a byte; so is what others say."""
+    ends, others = [], []
+    for message in messages:
+        ids = ids_of(message["content"])
+        if message["role"] == "assistant":
+            ends.append(len(ids) + (ends[-1] if ends else 0))
+            others.append([])
+        else:
+            others[-1] += ids
+    return {
+        "turns": list(messages),
+        "turn_ends": ends,
+        "other_ids": others,
+        "turn_rewards": rewards,
+        "ended": ended,
+        "failure": failure,
+    }
+
+
+CALLS = [{"type": "function", "function": {"name": "guess", "arguments": '{"word": "苹果"}'}, "id": "call00001"}]
+GAME = episode(
+    {"role": "assistant", "content": "猜 ", "tool_calls": CALLS},
+    {"role": "tool", "content": "{'no': 1}\n<b>再来</b>", "name": "guess", "tool_call_id": "call00001"},
+    {"role": "assistant", "content": "是的"},
+    {"role": "user", "content": "对"},
+    {"role": "assistant", "content": "好"},
+    rewards=[-0.1, 0.25, 7.0],
+    ended="turns",
+)
+"""An episode with a tool: three turns of 4, 6 and 3 tokens."""
+BROKEN = episode({"role": "assistant", "content": "坏"}, rewards=[0.0], failure="Guess raised RuntimeError: 坏了")
+UNBEGUN = episode(rewards=[], failure="Guess raised RuntimeError: 没有")
+PLAYED = [("猜词", "猜 是的好"), ("猜词", "坏"), ("猜词", "x")]
+"""The prompts and responses of these three; the last one's is what fills the place of one that did not begin."""
+
+
+OF_EPISODES = {
+    "turns": MESSAGES,
+    "turn_ends": pa.list_(pa.int32()),
+    "other_ids": pa.list_(pa.list_(pa.int32())),
+    "turn_rewards": pa.list_(pa.float64()),
+    "ended": pa.string(),
+    "failure": pa.string(),
+}
+
+
+def write_rollouts(folder, step, responses, *, columns=True, rewards=None, episodes=()):
     generator = np.random.default_rng(step)
     ids = [ids_of(response) for _, response in responses]
     parts = rewards or [{"length": float(len(response))} for _, response in responses]
@@ -50,6 +97,8 @@ def write_rollouts(folder, step, responses, *, columns=True, rewards=None):
         for name in OF_TOKENS:
             numbers = [generator.normal(size=len(one)).tolist() for one in ids]
             table[name] = pa.array(numbers, pa.list_(pa.float32()))
+    for name, kind in OF_EPISODES.items() if episodes else ():
+        table[name] = pa.array([one[name] for one in episodes], kind)
     pq.write_table(pa.table(table), folder / "rollouts" / f"step-{step:06d}.parquet")
 
 

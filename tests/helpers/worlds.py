@@ -41,6 +41,37 @@ class Guess:
         return 1.0 / (1 + self.tries)
 
 
+class Household:
+    """Tools are the methods that TRL takes: of the class too, but no static ones. A property is not read."""
+
+    def reset(self, **columns):
+        pass
+
+    @classmethod
+    def count(cls, word: str):
+        """Count letters.
+
+        Args:
+            word: The word.
+        """
+        return len(word)
+
+    @staticmethod
+    def helper(path):
+        return path
+
+    @property
+    def broken(self):
+        raise RuntimeError("坏了")
+
+
+class Reader:
+    """It wants the prompt, as TRL gives it."""
+
+    def reset(self, prompt, goal):
+        return f" {prompt[-1]['role']} {prompt[-1]['content']} {goal}"
+
+
 class Talk:
     """Talk without tools: the other one replies until it is content."""
 
@@ -56,6 +87,20 @@ class Talk:
 
     def get_reward(self):
         return 10.0
+
+
+class Parrot:
+    """It asks back what it was told, as often as it is told to, and pays that number for each turn."""
+
+    def reset(self, goal, **columns):
+        self.goal, self.turn = goal, 0
+
+    def _reply(self, text):
+        self.said, self.turn = text, self.turn + 1
+        return None if self.turn >= self.goal else f"{text}？"
+
+    def _turn_reward(self):
+        return float(self.said)
 
 
 class Once:

@@ -28,7 +28,7 @@ from heedful.cli.main import main
 from heedful.configs.label import ProjectSettings
 from heedful.data import read_demonstrations, read_labelled, read_rankings, split_by_prompt
 from jsonl import lines, write_jsonl
-from labelling import send
+from labelling import SEVERAL_TURNS, send
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é\r\n\t\0"
 ALL = ExportOptions(eval_fraction=0)
@@ -432,6 +432,28 @@ def identified(record):
     """What makes two records the same item: the order of their answers does not count."""
     answers = record.get("responses") or [record.get(key) for key in ("chosen", "rejected", "completion")]
     return json.dumps([record["prompt"], sorted(map(str, answers))])
+
+
+def test_answers_of_several_turns_are_exported_as_they_were(project, tmp_path):
+    """Preferences and ratings, and items to import again: each message with its calls, results and thinking."""
+    turn, short = [{"role": "user", "content": NASTY}], [{"role": "assistant", "content": "苹果"}, *SEVERAL_TURNS[3:]]
+    rating = [{"role": "user", "content": "评"}]
+    asked = [{"prompt": turn, "responses": [short, SEVERAL_TURNS], "tools": [{"name": "guess"}]}]
+    add(project, read_items_text(lines([*asked, {"prompt": rating, "completion": SEVERAL_TURNS, "label": True}])))
+    second = {"preferred": 1, "strength": 4, "both_bad": False}
+    label_all(project, person_of(project), {NASTY: (second,), "评": ({"rating": 7, "flags": []},)})
+    made = export_project(project, ALL)
+    for name in ("preferences", "pairs"):
+        (record,) = records_of(made, f"{name}.train.jsonl")
+        assert (record["prompt"], record["chosen"], record["rejected"]) == (turn, SEVERAL_TURNS, short)
+        assert record["tools"] == [{"name": "guess"}]
+    (record,) = records_of(made, "labelled.train.jsonl")
+    assert (record["prompt"], record["completion"], record["label"]) == (rating, SEVERAL_TURNS, True)
+    made.write(tmp_path / "导出", project.folder)
+    (ranking,) = read_rankings(str(tmp_path / "导出" / "preferences.train.jsonl"))
+    assert [message.learned for message in ranking.responses[0]] == [True, True, False, True, True]
+    again = read_items(str(tmp_path / "导出" / "items.jsonl"))
+    assert [item.item_id for item in again.items] == [item.item_id for item in project.items()]
 
 
 def test_a_whole_project_goes_round(project, tmp_path):

@@ -10,6 +10,7 @@ from heedful.apps.label import Candidate, ImportOptions, export_project
 from heedful.apps.label.commands import _show
 from heedful.apps.label.importing import add, read_items, read_items_text
 from jsonl import lines
+from labelling import SEVERAL_TURNS
 from refusals import refused
 
 NASTY = "汉字 🙂\u2028新行\u2029 \u202eabc\u202c \u200f\x85 \U0001f1e8\U0001f1f3 é"
@@ -65,6 +66,21 @@ def test_what_sampling_writes():
     assert item.candidates == (Candidate(NASTY, {"model": "运行/一", "seed": 3}), Candidate(call))
     assert (item.task, item.round, item.chosen_by) == ("pair", 3, "active")
     assert item.columns == {"id": 7, "tools": [{"name": "f"}]}
+
+
+def test_answers_of_several_turns():
+    """To compare, rank and rate, as they were; a person who writes or corrects an answer writes one text."""
+    short = [{"role": "assistant", "content": "苹果"}, *SEVERAL_TURNS[3:]]
+    pair, _ = one({"prompt": QUESTION, "responses": [SEVERAL_TURNS, short]})
+    assert (pair.task, [candidate.response for candidate in pair.candidates]) == ("pair", [SEVERAL_TURNS, short])
+    rating, _ = one({"prompt": QUESTION, "completion": [*QUESTION, *SEVERAL_TURNS], "rating": 3})
+    assert (rating.task, rating.candidates) == ("rating", (Candidate(SEVERAL_TURNS),))
+    preferred, label = one({"chosen": [*QUESTION, *SEVERAL_TURNS], "rejected": [*QUESTION, SAID]})
+    assert (preferred.prompt, label) == (QUESTION, FIRST)
+    assert [candidate.response for candidate in preferred.candidates] == [SEVERAL_TURNS, "答"]
+    for task in ("correction", "demonstration"):
+        with pytest.raises(DataError, match=f"import.jsonl:1: an answer of several turns, for the task {task}"):
+            read({"prompt": QUESTION, "completion": SEVERAL_TURNS}, task=task)
 
 
 def test_answers_rated_by_themselves_and_two_records_of_one_item():

@@ -152,6 +152,19 @@ def test_left_and_longer():
     assert of(found, BO)["longer"]["value"] == 0
 
 
+def test_an_answer_of_several_turns_is_as_long_as_all_that_it_says():
+    one = pair("a", [{"role": "assistant", "content": "一"}] * 2, "二" * 9)
+    found = statistics([says(ANNA, one, FIRST)], EVERYBODY)
+    assert found["longer"]["value"] == 0, "two messages of one character are shorter than one of nine"
+    said = [
+        {"role": "assistant", "content": "一" * 6},
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "一" * 6},
+    ]
+    found = statistics([says(ANNA, pair("b", said, "二" * 9), FIRST)], EVERYBODY)
+    assert found["longer"]["value"] == 1
+
+
 def test_turns_of_a_chat_have_habits_and_no_agreement():
     chat = Item("c", "chat", "谈")
     turn = {"messages": [{"role": "user", "content": "你好"}], "last": True, **SECOND}

@@ -12,11 +12,11 @@ def log_run(tmp_path, tiny):
     """``log_run(name, steps, responses, **changes)`` is a run folder of PPO with all its responses.
 
     ``responses`` are (prompt, response) pairs of each step. ``columns`` is False if none was learned from, ``rewards``
-    gives the parts of each score, ``settings`` changes config.yaml.
+    gives the parts of each score, ``episodes`` their turns (`logged_runs.episode`), ``settings`` changes config.yaml.
     """
 
     def write(name="运行/ppo", steps=3, responses=(("2+2?", "四 4"), ("hi", "hello")), *, columns=True, rewards=None,
-              settings=None, algorithm="ppo", alarms=(), samples=()):  # fmt: skip
+              settings=None, algorithm="ppo", alarms=(), samples=(), episodes=()):  # fmt: skip
         folder = tmp_path / name
         (folder / "rollouts").mkdir(parents=True)
         config = {"model": tiny(), "temperature": 1.0, "rewards": ["rule:length"], **(settings or {})}
@@ -35,7 +35,7 @@ def log_run(tmp_path, tiny):
             if records:
                 (folder / f"{file}.jsonl").write_text(text, encoding="utf-8")
         for step in range(1, steps + 1):
-            write_rollouts(folder, step, responses, columns=columns, rewards=rewards)
+            write_rollouts(folder, step, responses, columns=columns, rewards=rewards, episodes=episodes)
         return folder
 
     return write

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logged_runs import unpacked
+from logged_runs import GAME, PLAYED, unpacked
 
 
 @pytest.fixture
@@ -112,6 +112,16 @@ def test_a_negative_token(log_run, refused, tmp_path, name):
     pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(ids, pa.list_(pa.int32()))), path)
     line = refused("report", run, "--output", tmp_path / "p.html")
     assert f"{path}: row 0 has a negative token id; delete the file" in line
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"turn_ends": [4, 10]}, {"turn_ends": [4, 10, 14]}, {"turn_ends": [4, 4, 13]}, {"turn_rewards": [1.0]}],
+    ids=str,
+)
+def test_turns_that_do_not_fit(log_run, refused, command, wrong):
+    run = log_run(steps=1, responses=PLAYED[:1], episodes=[GAME | wrong])
+    assert "step-000001.parquet: the turns of row 0 do not fit to its tokens; delete the file" in refused(*command(run))
 
 
 def test_a_run_without_rollouts(log_run, heedful, refused, tmp_path):

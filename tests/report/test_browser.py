@@ -7,7 +7,8 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
-from logged_runs import NASTY
+from heedful import make_tiny_model
+from logged_runs import BROKEN, GAME, NASTY, PLAYED, UNBEGUN, episode
 
 pytestmark = pytest.mark.exhaustive
 WAIT = 60_000
@@ -102,6 +103,67 @@ def test_chinese_characters_are_whole_and_the_mouse_shows_numbers(log_run, opene
     assert numbers(page)[0].startswith('"地", id ')
 
 
+def test_an_episode_is_shown_in_turns(log_run, opened):
+    """The policy's tokens have numbers; what the other one said is text beside them. Arrows go on from turn to turn."""
+    run = log_run(steps=1, responses=PLAYED, episodes=[GAME, BROKEN, UNBEGUN], settings={"action": "turn"})
+    page = opened(run)
+    row = pq.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()[0]
+    game = page.locator("#responses > li").first
+    assert game.locator(".tokens").all_inner_texts() == ["‥‥猜 ", "‥‥是‥‥的", "‥‥好"]
+    assert game.locator(".reward").all_inner_texts() == ["reward \u22120.1", "reward 0.25", "reward 7"]
+    assert game.locator(".call").all_inner_texts() == ['calls guess({"word": "苹果"})']
+    assert game.locator(".other").all_inner_texts() == ["tool guess\n\n{'no': 1}\n<b>再来</b>", "user\n\n对"]
+    for head, start in zip(game.locator(".whose").all_inner_texts(), (0, 4, 10), strict=True):
+        assert value(re.search("advantage (\\S+)", head)[1]) == pytest.approx(row["advantages"][start], rel=5e-3)
+    assert "3 turns · cut by --max-turns" in game.locator(".head").first.inner_text()
+
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("Tab")
+    assert "turn 2, token 5 of 13" in numbers(page)[0], "the next turn's first token"
+    page.keyboard.press("ArrowLeft")
+    assert "turn 1, token 4 of 13" in numbers(page)[0]
+    page.keyboard.press("Home")
+    for t in range(13):
+        heading, found = numbers(page)
+        assert f"turn {(t >= 4) + (t >= 10) + 1}, token {t + 1} of 13" in heading
+        assert value(found["advantage"]) == pytest.approx(row["advantages"][t], rel=5e-3)
+        page.keyboard.press("ArrowRight")
+
+    page.locator("#text").fill("对")
+    assert page.locator("#count").inner_text().startswith("1 of 3"), "words of the other one are found"
+    page.locator("#text").fill("")
+    page.locator("#end").select_option("failed")
+    assert page.locator("#count").inner_text().startswith("2 of 3")
+    page.locator(".failure", has_text="The environment Guess raised RuntimeError: 坏了").wait_for()
+    assert page.wrong == []
+
+
+def test_turns_of_a_long_episode_and_of_two_models(log_run, opened, tiny, tmp_path):
+    """Tokens that are left out are counted within their turns; each model has its own turns."""
+    texts, reply = ["x" * 700, "y" * 500, "z" * 100], {"role": "user", "content": "再"}
+    said = [message for text in texts for message in ({"role": "assistant", "content": text}, reply)]
+    played = episode(*said, rewards=[1.0, 2.0, 3.0])
+    page = opened(log_run(steps=1, responses=[("q", "".join(texts))], episodes=[played]))
+    shown = page.locator(".tokens").all_inner_texts()
+    assert [text.count(letter) for text, letter in zip(shown, "xyz", strict=True)] == [700, 200, 100]
+    assert page.locator(".gap").all_inner_texts() == [" ⋯ 300 tokens ⋯ "]
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("End")
+    assert "turn 3, token 1300 of 1300" in numbers(page)[0]
+
+    make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, max_length=128, seed=7)
+    run = log_run("两", steps=1, responses=PLAYED[:1], episodes=[GAME])
+    page = opened(run, "--compare", tiny(), str(tmp_path / "other"))
+    page.locator("#compare").check()
+    sides = page.locator("#responses > li .two > div")
+    assert [side.locator(".tokens").count() for side in sides.all()] == [3, 3]
+    sides.last.locator(".tokens").nth(1).focus()
+    page.keyboard.press("ArrowRight")
+    assert "turn 2, token 6 of 13" in numbers(page)[0]
+    assert sides.last.locator(".now").count() == 1, "it stays on its side"
+    assert page.wrong == []
+
+
 def test_filters_and_orders(log_run, opened):
     rewards = [{"score": float(row), "judge": 3.0 - row} for row in range(4)]
     run = log_run(steps=3, responses=[(f"q{i}", f"a{i}") for i in range(4)], rewards=rewards)
@@ -133,7 +195,8 @@ def test_axe_finds_nothing_on_any_screen(log_run, opened, axe, phone, dark):
     alarms = [{"step": 2, "alarm": "repetition", "message": "m", "evidence": {}}]
     samples = [{"step": s, "prompt": "q", "response": "r " * 200, "score": 1.0} for s in (1, 2, 3)]
     one = log_run(steps=9, alarms=alarms, samples=samples, responses=[(text, text) for text in NASTY])
-    page = opened(one, log_run("运行/二", settings={"kl_coef": 0.2}), phone=phone, dark=dark)
+    games = log_run("运行/局", steps=1, responses=PLAYED, episodes=[GAME, BROKEN, UNBEGUN])
+    page = opened(games, one, log_run("运行/二", settings={"kl_coef": 0.2}), phone=phone, dark=dark)
     page.locator(".tokens").first.focus()
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in axe(page)] == []
@@ -141,8 +204,6 @@ def test_axe_finds_nothing_on_any_screen(log_run, opened, axe, phone, dark):
 
 
 def test_two_models_are_side_by_side(log_run, opened, tiny, tmp_path):
-    from heedful import make_tiny_model
-
     make_tiny_model("gpt2", tmp_path / "other", hidden_size=32, max_length=128, seed=7)
     page = opened(log_run(steps=1), "--compare", tiny(), str(tmp_path / "other"))
     page.locator("#compare").check()

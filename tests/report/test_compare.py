@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from heedful import make_tiny_model
 from heedful.models import Policy
 from heedful.models.save import save_policy
-from logged_runs import ids_of, unpacked
+from logged_runs import GAME, PLAYED, ids_of, unpacked
 
 pytestmark = pytest.mark.exhaustive
 
@@ -36,6 +36,17 @@ def test_both_read_every_token(log_run, heedful, tiny, tmp_path):
         exact = [number for prompt, response in pairs for number in logprobs(folder, prompt, response, 0.7)]
         assert columns[name] == pytest.approx(exact, rel=1e-3, abs=1e-4)
     assert columns[difference] == pytest.approx(columns[other] - columns[one], abs=0.02)
+
+
+def test_what_the_other_one_said_is_read(log_run, heedful, tiny, tmp_path):
+    """Both models read it between the turns, and only the policy's own tokens have numbers."""
+    run = log_run(steps=1, responses=PLAYED[:1], episodes=[GAME])
+    heedful("report", str(run), "--compare", tiny(), tiny(), output=tmp_path / "p.html", dtype="float32")
+    header, _, columns = unpacked((tmp_path / "p.html").read_text(encoding="utf-8"))
+    own = [message["role"] == "assistant" for message in GAME["turns"] for _ in ids_of(message["content"])]
+    exact = logprobs(tiny(), "猜词", "".join(message["content"] for message in GAME["turns"]), 1.0)
+    expected = [number for number, is_own in zip(exact, own, strict=True) if is_own]
+    assert columns[header["compared"][0]] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_values_of_two_value_heads(log_run, heedful, tiny, tmp_path):

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-from logged_runs import NASTY
+from logged_runs import BROKEN, GAME, NASTY, PLAYED, UNBEGUN
 
 
 @pytest.fixture
@@ -75,6 +75,27 @@ def test_lines_fit_the_width(log_run, look, width):
     assert max(map(cell_len, body)) <= width
     assert "".join(line for line in body[::2]).replace(" ", "").replace("‥", "") == "天地玄黄，宇宙洪荒。" * 4
     assert len(re.findall(r"[+-]\d", said.split("问\n")[1])) == 120, "a number per token, three tokens per character"
+
+
+@pytest.mark.parametrize("action", ["turn", "token"])
+def test_an_episode_is_shown_in_turns(log_run, look, action):
+    """Tokens with their numbers, then the reward, calls, and what the other one said, which has none."""
+    run = log_run(steps=1, responses=PLAYED, episodes=[GAME, BROKEN, UNBEGUN], settings={"action": action})
+    row = pq.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()[0]
+    said = look(run, "--count", "3")
+    assert "row 0 · score +5.00 · KL +0.10 · 13 tokens · 3 turns · cut by --max-turns" in said
+    _, head, first, numbers, reward, call, *others = said[said.index("row 0") :].splitlines()[1:9]
+    named = {"advantage": "advantages", "value": "values", "return": "returns"} if action == "turn" else {}
+    assert head == " · ".join(["turn 1", *(f"{name} {shown(row[column][0])}" for name, column in named.items())])
+    assert first.split() == ["‥", "‥", "猜", "␣"]
+    assert numbers.split() == [shown(number) for number in row["advantages"][:4]]
+    assert [reward, call] == ["reward -0.10", 'calls guess({"word": "苹果"})']
+    assert others == ["  │ tool guess: {'no': 1}", "  │ <b>再来</b>"]
+    assert re.search(r"turn 3.*\n‥ +‥ +好\n.*\nreward \+7\.00\n\n", said)
+    assert "3 tokens · 1 turn · failed" in said
+    assert "The environment Guess raised RuntimeError: 坏了" in said
+    assert "0 tokens · failed\n猜词\nThe environment Guess raised RuntimeError: 没有" in said, "the policy said nothing"
+    assert re.findall(r"^turn .*$", look(run, "--row", "0"), re.MULTILINE)[3:] == ["turn 1", "turn 2", "turn 3"]
 
 
 def test_what_a_terminal_would_obey_is_shown_as_a_code(log_run, look):

@@ -15,7 +15,7 @@ from heedful.algorithms.online.rollout_files import OF_TOKENS
 from heedful.apps.report.inspector import inspect
 from heedful.apps.report.page import LARGEST_PAGE
 from heedful.training.alarms import ALARMS
-from logged_runs import NASTY, unpacked
+from logged_runs import BROKEN, GAME, NASTY, PLAYED, UNBEGUN, episode, unpacked
 
 
 class Elements(HTMLParser):
@@ -78,6 +78,32 @@ def test_every_number_of_every_token_is_on_the_page(log_run, report):
     assert list(columns) == list(named)
     for name, column in named.items():
         np.testing.assert_allclose(columns[name], exact[column], rtol=5e-4, atol=1e-6)  # float16 times a power of two
+
+
+@pytest.mark.parametrize("action", ["turn", "token"])
+def test_the_turns_of_episodes_are_on_the_page(log_run, report, action):
+    run = log_run(steps=1, responses=PLAYED, episodes=[GAME, BROKEN, UNBEGUN], settings={"action": action})
+    header, _, _ = unpacked(report(run))
+    game, broken, unbegun = ((entry[7], *entry[-3:]) for entry in header["responses"])
+    row = pq.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()[0]
+    named = {"advantage": "advantages", "value": "values", "return": "returns"} if action == "turn" else {}
+    numbers = [{name: row[column][start] for name, column in named.items()} for start in (0, 4, 10)]
+    others = [[["tool guess", "{'no': 1}\n<b>再来</b>"]], [["user", "对"]], []]
+    calls = [['guess({"word": "苹果"})'], [], []]
+    turns = zip([4, 10, 13], [-0.1, 0.25, 7.0], numbers, calls, others, strict=True)
+    assert game == ("turns", "", [list(turn) for turn in turns], row["response_ids"])
+    assert broken[:2] == ("failed", "Guess raised RuntimeError: 坏了")
+    assert unbegun == ("failed", "Guess raised RuntimeError: 没有", [], []), "no token that only fills the place"
+
+
+def test_a_long_answer_of_an_environment_is_cut_and_says_so(log_run, report):
+    played = episode(
+        {"role": "assistant", "content": "甲"}, {"role": "user", "content": "长" * 4500}, rewards=[], ended="tokens"
+    )
+    header, _, _ = unpacked(report(log_run(steps=1, responses=[("q", "甲")], episodes=[played])))
+    [[_, reward, _, _, [[_, said]]]] = header["responses"][0][-2]
+    assert said == "长" * 4000 + " … (500 characters more)"
+    assert reward is None
 
 
 def test_what_left_its_band_and_alarms_have_their_times(log_run, report):

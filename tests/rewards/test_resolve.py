@@ -52,7 +52,7 @@ def test_every_string_is_checked_before_anything_is_loaded(source, tmp_path, cpu
         with pytest.raises(ConfigError, match=wrong):
             resolve_rewards([f"python:{path}:f", f"model:{tmp_path / 'none'}", wrong], **cpu)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(ConfigError, match="has no function 'f'; it has none"):
+    with pytest.raises(ConfigError, match="has no function or class 'f'; it has none"):
         resolve_rewards([f"python:{path}:f"], **cpu)
     assert (tmp_path / "ran").exists()
 
@@ -68,10 +68,22 @@ def test_what_names_no_function(source, tmp_path):
         ("奖励.py", r"does not name a function; use python:FILE\.py:FUNCTION"),
         (":f", r"does not name a function; use python:FILE\.py:FUNCTION"),
         (f"{tmp_path / 'f.txt'}:f", r"f\.txt is not a Python file"),
-        (f"{path}:长", rf"{path} has no function '长'; it has join, 长度$"),
+        (f"{path}:长", rf"{path} has no function or class '长'; it has join, 长度$"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_function(f"python:{spec}")
+
+
+def test_a_file_that_imports_its_neighbour(source, tmp_path):
+    """The folder of a script is in Python's module path, that of a file which heedful imports is not."""
+    (tmp_path / "邻居.py").write_text("", encoding="utf-8")
+    path = source("import 邻居\n")
+    said = rf"No module named '邻居'; it is in {tmp_path}: begin the command with PYTHONPATH={tmp_path}$"
+    with pytest.raises(RewardError, match=said):
+        load_function(f"python:{path}:f")
+    path = source("import 很远的亲戚\n")
+    with pytest.raises(RewardError, match=r"No module named '很远的亲戚'$"):
+        load_function(f"python:{path}:f")
 
 
 @pytest.mark.parametrize(

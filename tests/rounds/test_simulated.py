@@ -9,8 +9,10 @@ import pytest
 
 from heedful import DataError
 from heedful.apps.label import Candidate, Item, Project
-from heedful.apps.rounds.judging import Labeller, label_project, ranks_by
+from heedful.apps.rounds.judging import Labeller, label_project, ranks_by, scores_of_items
 from heedful.configs.label import ProjectSettings
+from heedful.rewards import Ensemble, Reward
+from labelling import SEVERAL_TURNS
 
 MANY = 4000
 
@@ -93,6 +95,22 @@ def test_a_label_that_was_taken_back_is_given_anew(tmp_path):
         project.undo(person, "撤")
         assert label_project(project, [(person, Labeller("甲"))], lambda _: [1, 0], labels=2) == 1
         assert len(project.labels()) == 1
+
+
+def test_answers_of_several_turns_are_scored_as_a_whole():
+    """A judge is given all of an answer's turns; a call of a tool is its name with its arguments."""
+    texts = []
+
+    def judge(completions, **_):
+        texts.extend(completion[-1]["content"] for completion in completions)
+        return [1.0, 2.0]
+
+    item = Item("0", "pair", [{"role": "user", "content": "猜"}], (Candidate(SEVERAL_TURNS), Candidate("苹果")))
+    assert scores_of_items(Ensemble((Reward("judge", judge),)), [item]) == {"0": [1.0, 2.0]}
+    first, *_ = texts[0].splitlines()
+    assert first == 'assistant: guess({"词": "<b>香蕉</b>"})'
+    assert texts[0].endswith("user: 喜欢 🍎\nassistant: <think>\n也许\n</think>\n\n是苹果。")
+    assert texts[1] == "苹果"
 
 
 def test_nothing_to_label(heedful, tmp_path, written):

@@ -112,7 +112,8 @@ def _is_text(line: str) -> bool:
 
 
 def single_turn_run(model: str) -> Path | None:
-    """The heedful sft run of a model, if no conversation in its data had a second answer; else None."""
+    """The heedful sft run of a model, if no conversation in its data had a second answer and no environment talked with it
+    later; else None."""
     folder = Path(model)
     for _ in range(MOST_RUNS):
         run = folder.parent
@@ -122,7 +123,10 @@ def single_turn_run(model: str) -> Path | None:
             summary = read_object(run / "summary.json", "")
             if summary.get("algorithm") == "sft":
                 return run if summary.get("data", {}).get("multi_turn") == 0 else None
-            folder = Path(str(read_object(run / "config.yaml", "").get("model")))
+            settings = read_object(run / "config.yaml", "")
+            if settings.get("environment"):
+                return None
+            folder = Path(str(settings.get("model")))
     return None
 
 

@@ -37,8 +37,8 @@ from heedful.types import (
     Turn,
     as_message,
     last_answer,
+    parts_of,
     plain_response,
-    split_thinking,
 )
 
 
@@ -269,9 +269,11 @@ class Renderer:
                 continue
             given, is_last = prefill if place == 0 else "", place == len(response) - 1
             before, _ = self._prompt((*prompt, *response[:place]), given)
-            end = len(text) if is_last else self._end_of_turn(text, len(before))
+            end = len(text)
+            if not is_last:
+                end = self._end_of_turn(text, len(before), (*prompt, *response[: place + 1]), response[place + 1])
             shown = given + text[len(before) : end]
-            parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
+            parts = [self.template.marked((part or "").strip()) for part in parts_of(turn)]
             if not text.startswith(before) or any(part not in shown for part in parts):
                 raise RefusedError(
                     "the chat template renders an answer in another way once other turns follow it (most leave out its "
@@ -284,10 +286,21 @@ class Renderer:
             first = first or start
         return Written(ids[:first], ids[first:], learned[first:])
 
-    def _end_of_turn(self, text: str, start: int) -> int:
-        """Return the place in a rendering behind the token that ends the turn at ``start``; ``start`` if there is none."""
+    def _end_of_turn(self, text: str, start: int, said: Conversation, follows: Message) -> int:
+        """Return the place in a rendering behind the token that ends the turn at ``start``, the last one of ``said``.
+
+        Raises RefusedError if the token is not before what the next message, ``follows``, says.
+        """
         place = text.find(self.end_token, start) if self.ends_turns else -1
-        return start if place < 0 else place + len(self.end_token)
+        end = place + len(self.end_token)
+        shown = self.template.text((*said, replace(follows, content=PROBE)), add_generation_prompt=False)
+        if place < 0 or end > shown.rfind(PROBE) >= 0:  # a template that leaves out the message is refused elsewhere
+            raise RefusedError(
+                f"the chat template does not end an answer that other turns follow as it ends the last one, with "
+                f"{self.end_token!r}, so the turns of this response are not one text that a policy could have written. Give "
+                "responses of one turn, or a --chat-template that ends every answer in this way"
+            )
+        return end
 
     def response_ids(self, response: Response, *, prompt: Text, truncated: bool = False) -> list[int]:
         """Return the response's ids of `written`."""
@@ -323,7 +336,7 @@ class Renderer:
         With ``apart`` the template gets the response's thinking and answer separately, even if they are one text.
         """
         turn = as_message(response)
-        thinking, answer = _parts(turn)
+        thinking, answer = parts_of(turn)
         if answer is None:
             return None
         turn = replace(turn, content=answer, thinking=thinking) if apart else turn
@@ -426,7 +439,7 @@ class Renderer:
     def _text(self, prompt: Conversation, turn: Message, *, truncated: bool) -> str:
         """Return the text of a prompt and of its answer, up to the end of the turn, as a policy has to generate it."""
         before, _ = self._prompt(prompt)
-        thinking, answer = _parts(turn)
+        thinking, answer = parts_of(turn)
         if answer is not None:
             rendered = self._continued(prompt, turn, before)
             if rendered is not None:
@@ -455,7 +468,7 @@ class Renderer:
             return None
         rendered = self.template.text((*prompt, turn), add_generation_prompt=False)
         shown = rendered[len(before) :]
-        parts = [self.template.marked((part or "").strip()) for part in _parts(turn)]
+        parts = [self.template.marked((part or "").strip()) for part in parts_of(turn)]
         if not rendered.startswith(before) or any(part not in shown for part in parts):
             return None
         return None if turn.thinking is not None and not self.shows_thinking else rendered
@@ -518,11 +531,6 @@ class Renderer:
         return next((i for i, token in tokens if token in text), None)
 
 
-def _parts(turn: Message) -> tuple[str | None, str | None]:
-    """Return the thinking and the answer of an assistant's message, as `split_thinking` does."""
-    return (turn.thinking, turn.content) if turn.thinking is not None else split_thinking(turn.content)
-
-
 class RewardInputs:
     """Encodes a prompt and a response as a reward model reads them, always with its own ``tokenizer``.
 
@@ -567,7 +575,7 @@ class RewardInputs:
         prompt, response = last_answer(prompt, response)
         if self.renderer is None:
             turn = as_message(response)
-            answer = plain_response(replace(turn, content=_parts(turn)[1] or "", thinking=None))
+            answer = plain_response(replace(turn, content=parts_of(turn)[1] or "", thinking=None))
             # As a batch of one: alone, an empty response would count as no response.
             encoded = self.tokenizer(
                 [plain_text(prompt)],

@@ -13,7 +13,7 @@ from json import JSONDecoder
 from typing import Any, NamedTuple
 
 from heedful.data.chat import PROBE, Renderer
-from heedful.errors import CheckpointError
+from heedful.errors import CheckpointError, RefusedError
 from heedful.types import THINK_END, Conversation, Message, ToolCall, split_thinking
 
 CALL_ID = "call00001"
@@ -45,7 +45,7 @@ class JSONCalls(NamedTuple):
 
     def _objects(self, text: str) -> list[ToolCall] | None:
         """The calls at the beginning of a text, one after the other; None if one cannot be read."""
-        decoder, rest, found = JSONDecoder(), text.lstrip(" \r\n\t["), list[ToolCall]()
+        decoder, rest, found = JSONDecoder(parse_constant=_refuse), text.lstrip(" \r\n\t["), list[ToolCall]()
         while rest.startswith("{"):
             try:
                 value, end = decoder.raw_decode(rest)
@@ -82,13 +82,17 @@ class TaggedCalls(NamedTuple):
                 arguments[key.strip()] = value
                 if self.types.get(name.strip(), {}).get(key.strip(), "string") != "string":
                     with contextlib.suppress(ValueError, RecursionError):
-                        arguments[key.strip()] = json.loads(value)
+                        arguments[key.strip()] = json.loads(value, parse_constant=_refuse)
             found.append(_call(name.strip(), arguments))
         return found
 
     def content(self, text: str) -> str:
         """The words before the calls."""
         return text.partition("<function=")[0].strip().removesuffix("<tool_call>").strip()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
@@ -145,10 +149,18 @@ class Dialogue:
 
     def _around(self, said: Conversation, system: Conversation = ()) -> tuple[str, str]:
         """A short conversation up to the end of an answer, and with what the other one said to it."""
-        answer = Message("assistant", PROBE)
-        if said[0].role == "tool":
-            calls = tuple(replace(CALL, name=one.name or CALL.name) for one in said)
-            answer = Message("assistant", "", tool_calls=calls)
+        if said[0].role != "tool":
+            return self._answered(Message("assistant", PROBE), said, system)
+        calls = tuple(replace(CALL, name=one.name or CALL.name) for one in said)
+        try:
+            return self._answered(Message("assistant", "", tool_calls=calls), said, system)
+        except RefusedError:  # Llama's templates take one call in a message, and several results
+            if len(calls) == 1:
+                raise
+            return self._answered(Message("assistant", "", tool_calls=calls[:1]), said, system)
+
+    def _answered(self, answer: Message, said: Conversation, system: Conversation) -> tuple[str, str]:
+        """`_around` with this answer, and a thought if it needs one."""
         if self.renderer.shows_thinking and not self.renderer.closes_thinking:
             answer = replace(answer, thinking=PROBE)
         asked = (*system, Message("user", "a"), answer)

@@ -8,7 +8,7 @@ All rows take their turns together: the policy samples a turn of each, then all 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from heedful.data.batches import collate
 from heedful.data.chat import Renderer
 from heedful.data.dialogue import Dialogue, whole
 from heedful.data.loading import EncodedPrompt
+from heedful.data.messages import as_dict
 from heedful.distributed import ranks
 from heedful.engines.responses import Responses
 from heedful.environments.processes import Abilities, Environments, Failure, TurnResult
@@ -145,7 +146,7 @@ class Episodes:
             counts[kind] += 1
 
         def reset() -> dict[str, list[str | Failure | None]]:
-            columns = {kind: [dict(row.asked.prompt.columns) for row in rows if row.kind == kind] for kind in counts}
+            columns = {kind: [_columns(row.asked.prompt) for row in rows if row.kind == kind] for kind in counts}
             return {kind: self.environments[kind].begin(of, seed=seed) for kind, of in columns.items() if of}
 
         said = self._of_environments(reset)
@@ -333,3 +334,9 @@ class Episodes:
             truncated=truncated,
             episode=episode,
         )
+
+
+def _columns(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is reset with: the record's fields, and its prompt as messages, as TRL gives it."""
+    assert isinstance(prompt.prompt, tuple)
+    return {"prompt": [as_dict(message) for message in prompt.prompt], **prompt.columns}

@@ -292,9 +292,9 @@ NOT_TOOLS = ("reset", "get_reward")
 
 
 def tools_of(environment: Any) -> list[str]:
-    """The names of an environment's tools: public methods of its class."""
-    methods = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    return [name for name, _ in methods if name not in NOT_TOOLS and not name.startswith("_")]
+    """The names of an environment's tools: its public methods, as in TRL, so no static ones. Properties are not read."""
+    names = [name for name, one in inspect.getmembers(type(environment), callable) if not name.startswith("_")]
+    return [name for name in names if name not in NOT_TOOLS and inspect.ismethod(getattr(environment, name))]
 
 
 def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
@@ -313,7 +313,8 @@ def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
             schemas.append(get_json_schema(getattr(environment, name)))
         except Exception as error:
             raise ConfigError(
-                f"{FLAG} {spec}: the tool {name} needs a type and a line under Args: for each argument: {error}"
+                f"{FLAG} {spec}: the tool {name} needs a docstring, and a type and a line under Args: for each argument, or "
+                f"a name that begins with _ if it is none: {error}"
             ) from None
     abilities = {"replies": "_reply", "rewards_turns": "_turn_reward", "rewards_episodes": "get_reward"}
     return {"tools": schemas} | {name: hasattr(environment, method) for name, method in abilities.items()}

@@ -24,6 +24,7 @@ from heedful.redact import redact
 from heedful.retries import FIRST_WAIT, Backoff, read_retry_after
 from heedful.rewards.results import OneScore, Problem, Remote, is_finite
 from heedful.rewards.scoring import RESERVED
+from heedful.types import Episode
 
 T = TypeVar("T")
 
@@ -292,8 +293,12 @@ class HTTPReward(ServerReward):
     def __call__(
         self, /, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **columns: Sequence[Any]
     ) -> list[OneScore | Problem]:
-        # The policy's ids are useless to the server, and the parts are contained in the completions.
-        columns = {name: values for name, values in columns.items() if name not in RESERVED}
+        # The policy's ids are useless to the server, and the parts and episodes are contained in the completions.
+        columns = {
+            name: values
+            for name, values in columns.items()
+            if name not in RESERVED and not any(isinstance(one, Episode) for one in values)
+        }
         requests: list[tuple[bytes, int]] = []
         for at in range(0, len(completions), self.micro_batch_size):
             rows = slice(at, at + self.micro_batch_size)

@@ -41,14 +41,17 @@ class Case(NamedTuple):
     prompt: Any
     """A string, or a list of messages as reward functions get them."""
     answer: str
-    """The response without its thinking, with a note if it was cut."""
+    """The response without its thinking, with a note if it was cut; of several turns, all that was said."""
     columns: Mapping[str, Any]
     """The columns of the prompt's record shown to the judge."""
 
 
 def case_of(prompt: Any, completion: Any, truncated: bool, columns: Mapping[str, Any]) -> Case:
-    """Make the case of a response for a judge."""
-    _, answer = split_thinking(response_text(completion))
+    """Make the case of a response for a judge: of its answer, or of all that was said in turns, each with its role."""
+    if isinstance(completion, str) or (len(completion) == 1 and "tool_calls" not in completion[0]):
+        answer = split_thinking(response_text(completion))[1]
+    else:
+        answer = "\n".join(_turn(_without_thinking(message)) for message in completion)
     if answer is None:
         return Case(prompt, NO_ANSWER, columns)
     return Case(prompt, f"{answer}\n{CUT}" if truncated else answer, columns)
@@ -98,6 +101,13 @@ def _turn(message: Mapping[str, Any]) -> str:
     more = {name: value for name, value in message.items() if name not in ("role", "content", "reasoning_content")}
     extra = f"\n{json.dumps(more, ensure_ascii=False, default=str)}" if more else ""
     return f"[{message['role']}]\n{message['content']}{extra}"
+
+
+def _without_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    answer = split_thinking(message["content"])[1]
+    return {**message, "content": NO_ANSWER if answer is None else answer}
 
 
 def _plain(value: Any) -> str:

@@ -11,6 +11,7 @@ from heedful.data.batches import AdaptiveMicroBatch, own_micro_batches
 from heedful.data.chat import Renderer, RewardInputs, plain_text
 from heedful.data.learned import ask
 from heedful.data.messages import from_dict
+from heedful.data.schemas import reply_of
 from heedful.data.splits import HasPrompt
 from heedful.distributed import ranks
 from heedful.distributed.sharding import lockstep_forwards
@@ -24,9 +25,8 @@ from heedful.models.shape import check_rows
 from heedful.models.source import Source
 from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.results import Distributed, Truncated
-from heedful.rewards.rules import response_text
 from heedful.rewards.scoring import Reward
-from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, plain_response
+from heedful.types import MicroBatch, Prompt, Ranking, Response, SpecialTokens, plain_response
 
 
 class Machine(TypedDict):
@@ -103,21 +103,25 @@ class ModelReward(Distributed):
         texts = [
             prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
         ]
-        responses, limit = [response_text(completion) for completion in completions], self.model.max_length
+        responses, limit = [_response(completion) for completion in completions], self.model.max_length
         rows = [
             self.inputs.encode(prompt, response, truncated=cut)
             for prompt, response, cut in zip(texts, responses, truncated, strict=True)
         ]
         too_long = [i for i, row in enumerate(rows) if len(row["input_ids"]) > limit]
         if too_long and not self.reads_beginnings:
-            longest = max(len(row["input_ids"]) for row in rows)
+            longest, first = max(len(row["input_ids"]) for row in rows), plain_response(responses[too_long[0]])
             raise RewardError(
                 f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {limit} tokens that the "
-                f"reward model reads (longest {longest}; first response {responses[too_long[0]]!r:.80}); use shorter prompts "
+                f"reward model reads (longest {longest}; first response {first!r:.80}); use shorter prompts "
                 "and responses, or a reward model that reads more"
             )
         for i in too_long:
-            rows[i] = self.inputs.encode_beginning(texts[i], responses[i], max_length=limit)
+            prompt, response = texts[i], responses[i]
+            if isinstance(response, str):
+                rows[i] = self.inputs.encode_beginning(prompt, response, max_length=limit)
+            else:
+                rows[i] = self.inputs.encode(prompt, response, truncated=True, max_length=limit)
         check_rows(
             self.model.classifier, self.inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows)
         )
@@ -125,6 +129,14 @@ class ModelReward(Distributed):
         for i in too_long:
             scores[i] = Truncated(scores[i])
         return scores
+
+
+def _response(completion: Any) -> Response:
+    """The response in a completion, which is a string or a list of messages: all that was said, or the only answer."""
+    if isinstance(completion, str):
+        return completion
+    turns = tuple(map(from_dict, completion))
+    return turns if len(turns) > 1 else reply_of(turns[0])
 
 
 def load_model_reward(

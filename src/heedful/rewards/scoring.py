@@ -25,7 +25,7 @@ from heedful.data.messages import as_dict
 from heedful.data.readers import ANSWERS
 from heedful.display import counted
 from heedful.distributed import ranks
-from heedful.errors import HeedfulError, RewardError
+from heedful.errors import HeedfulError, RefusedError, RewardError
 from heedful.faults import hit
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.results import (
@@ -434,6 +434,8 @@ def _result(function: RewardFunction, arguments: dict[str, list[Any]]) -> list[O
     try:
         found = function(**arguments)
         return read_scores(Background().run(found) if inspect.iscoroutine(found) else found)
+    except RefusedError as error:  # a reward model's chat template
+        raise CallError(f"cannot read it: {error}") from error
     except (HeedfulError, CallError, ResultError):  # a HeedfulError has its own advice; calling again does not help
         raise
     except (Exception, SystemExit) as error:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from labelling import SEVERAL_TURNS
+
 CODE = "用这个：\n```python\ndef f(x):\n    return x*2*3  # __init__\n```\nand `a*b` here.\n"
 TABLE = "表\n| 名 | value |\n|----|-------|\n| 甲 | 1     |\nend\n"
 BARE = "a | b\n--|--\n1 | 2\n\n后"
@@ -60,6 +62,38 @@ def test_a_key_shows_the_text_as_it_was_written_and_formatted_again(serve, item)
     assert sorted(mei.page.locator(".answer .text").all_inner_texts()) == ["a", "b"]
     mei.press("?")
     assert "Text as written" in mei.page.locator("dialog .keys").inner_text()
+
+
+def test_answers_of_several_turns_are_shown_with_their_roles(serve, item):
+    """In pairs and ratings, at work and to the owner: what was called, with what, and what came back."""
+    prompt = [{"role": "system", "content": "简短"}, {"role": "user", "content": "猜"}]
+    short = [{"role": "assistant", "content": "苹果?"}, *SEVERAL_TURNS[3:]]
+    served = serve([item("pair", prompt, SEVERAL_TURNS, short), item("rating", prompt, SEVERAL_TURNS)])
+    mei = served.labeller(role="owner")
+    expected = [
+        ["Assistant", "Calls a tool", 'guess({"词":"<b>香蕉</b>"})'],
+        ["Tool · guess", "{'no': 1}"],
+        ["Assistant", "你喜欢\n水果吗?"],
+        ["Person", "喜欢 🍎"],
+        ["Assistant", "reasoning_content", "也许", "是苹果。"],
+    ]
+    second = [["Assistant", "苹果?"], *expected[3:]]
+
+    def shown(where):
+        """The texts of each message of each answer."""
+        cards = mei.page.locator(f"{where} .messages").all()
+        parts = "nodes => nodes.map(one => [...one.querySelectorAll('.role, .text')].map(part => part.innerText))"
+        return [card.locator(".message").evaluate_all(parts) for card in cards]
+
+    assert shown(".prompt") == [[["System", "简短"], ["Person", "猜"]]]
+    assert sorted(shown(".answer"), key=len) == [second, expected]
+    mei.then_next("1", "4", "Enter")
+    assert shown(".answer") == [expected]
+    assert mei.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    mei.then_next("6", "Enter")
+    assert [label["answer"].get("rating") for label in mei.labels] == [None, 6]
+    mei.open(f"/labels?item={served.project.items()[0].item_id}")
+    assert expected in shown(".answer")
 
 
 PHONE, SCREEN = {"width": 360, "height": 740}, {"width": 1280, "height": 800}

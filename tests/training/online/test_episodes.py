@@ -1,5 +1,6 @@
 """Runs with environments: tokens, masks, rewards, and that one turn is what it was."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,18 @@ from heedful import (
 )
 from heedful.algorithms.online.evaluation import evaluate
 from heedful.algorithms.online.rollout import rollout
+from heedful.algorithms.online.rollout_files import write_rollouts
 from heedful.algorithms.online.start import start
 from heedful.algorithms.ppo import make_experience
+from heedful.apps.label import ImportOptions
+from heedful.apps.label.importing import read_items
 from heedful.data.batches import collate
+from heedful.data.dialogue import CALL_ID
+from heedful.data.messages import as_dict, read_conversation
 from heedful.engines.responses import Responses
+from heedful.models.tiny import byte_tokenizer
 from heedful.rewards.scoring import Ensemble, Reward
-from heedful.types import Message
+from heedful.types import Message, ToolCall
 from jsonl import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -72,18 +79,17 @@ def length(completions, **_):
 
 
 class Forced:
-    """In the place of sampling: each row's turns in order, then an end token."""
+    """In the place of sampling: each row's turns in order, then an end token. A turn may depend on its prompt."""
 
     def __init__(self, sampler, turns):
-        self.sampler, self.turns, self.at = sampler, turns, 0
+        self.sampler, self.turns, self.asked = sampler, turns, []
 
     def generate(self, policy, prompts, generator, version, most):
-        said = []
-        for limit in most:
-            words = self.turns[self.at % len(self.turns)]
-            ids = self.sampler.renderer.tokenizer(words, add_special_tokens=False).input_ids
+        said, words = [], self.turns[len(self.asked) % len(self.turns)]
+        for prompt, limit in zip(prompts, most, strict=True):
+            ids = self.sampler.renderer.encoder.literal(words if isinstance(words, str) else words(prompt.prompt))
             said.append([*ids, self.sampler.renderer.turn_end_id][:limit])
-        self.at += 1
+        self.asked.append({prompt.prompt.source: prompt.ids for prompt in prompts})
         batch = collate([prompt.ids for prompt in prompts], said, pad_id=self.sampler.renderer.pad_id)
         end = self.sampler.renderer.turn_end_id
         return Responses(
@@ -160,6 +166,32 @@ def test_tokens_mask_and_rewards_of_an_episode(config):
         assert (episode.ended, scored.completions[row].truncated) == ("environment", False)
 
 
+def test_each_turn_is_sampled_behind_the_tokens_that_are_learned(config):
+    """The policy writes the letters of its end token, which are other tokens if a text of them is tokenised again."""
+    learner = forced(config(max_turns=3), turns=("甲<|end|>", "乙", "丙"))
+    scored, sampled = rollout(learner, next(learner.prompts)), learner.sampler.source.asked
+    for completion, asked, said, own in zip(scored.completions, *scored.batch.tokens(), strict=True):
+        turns = [ids[completion.prompt.source] for ids in sampled if completion.prompt.source in ids]
+        assert len(turns) == completion.prompt.columns["goal"]
+        starts = [at for at, is_own in enumerate(own) if is_own and not (at and own[at - 1])]
+        assert turns == [[*asked, *said[:start]] for start in starts]
+        assert scored.completions[0].episode.turns[0].content == "甲<|end|>"
+        assert len(completion.ids) + 1 == completion.episode.ends[-1] == sum(own)
+
+
+def test_each_row_has_what_was_said_to_it(config):
+    """Rows end after one, two or three turns, and each says something else and is answered by its own environment."""
+
+    def number(prompt):
+        return prompt.prompt[-1].content.rpartition(" ")[2]
+
+    learner = forced(config(environment=(f"python:{WORLDS}:Parrot",), max_turns=3), turns=(number,))
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        mine, goal = number(completion.prompt), completion.prompt.columns["goal"]
+        assert [one.content for one in completion.episode.turns] == [mine, *[f"{mine}？", mine] * (goal - 1)]
+        assert completion.episode.rewards == (float(mine),) * goal
+
+
 def test_a_critic_judges_turns(config):
     """Its targets are at the first tokens of turns: what comes from there on. Advantages are those of the whole turn."""
     learner = forced(config(kl_coef=0.0, action="turn", gae_lambda=1.0, whiten_advantages=False, critic="separate"))
@@ -182,9 +214,10 @@ def test_a_critic_judges_turns(config):
         ({"max_turns": 2}, ("甲", "乙乙"), "turns", ["甲", "问 1", "乙乙"]),
         ({"max_new_tokens": 3}, ("甲乙",), "tokens", None),
         ({"max_new_tokens": 8}, ("甲", "乙乙"), "tokens", ["甲"]),
+        ({"max_new_tokens": 12}, ("甲", "乙乙"), "tokens", ["甲"]),
         ({"max_new_tokens": 32}, ("甲", "乙" * 30), "tokens", None),
     ],
-    ids=["turns", "tokens of a turn", "tokens of the other one", "tokens of a later turn"],
+    ids=["turns", "tokens of a turn", "tokens of the other one", "no token for a turn", "tokens of a later turn"],
 )
 def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     learner = forced(config(**changes), turns=turns)
@@ -195,6 +228,7 @@ def test_what_ends_an_episode_has_its_name(config, changes, turns, ended, said):
     if said is not None:
         assert [message.content for message in completion.episode.turns] == said
     assert scored.batch.response_mask.shape[1] <= learner.config.max_new_tokens
+    assert all(own[-1] for own in scored.batch.tokens()[2]), "rewards are at the last token, which is the policy's"
 
 
 @pytest.mark.parametrize("said", ["raise", "<think>想</think>raise"])
@@ -241,6 +275,13 @@ def replace_judges(learner, judges):
 def test_responses_have_the_version_of_their_weights(config):
     learner = forced(config())
     assert rollout(learner, next(learner.prompts)).responses.versions.tolist() == [0] * 8
+
+
+def test_an_environment_reads_the_prompt(config):
+    learner = forced(config(environment=(f"python:{WORLDS}:Reader",)), [length])
+    for completion in rollout(learner, next(learner.prompts)).completions:
+        asked, _, read = completion.prompt.prompt[-1].content.partition(" user ")
+        assert read == f"{asked} {completion.prompt.columns['goal']}"
 
 
 def test_half_a_character_is_a_question_mark(config):
@@ -293,6 +334,71 @@ def test_rollout_files_have_the_turns(config):
         assert [turn["role"] for turn in row["turns"]] == ["assistant", "user", "assistant"][
             : 2 * len(row["turn_ends"]) - 1
         ]
+        assert (row["ended"] == "tokens") == (row["finish_reason"] == "length")
+        assert row["prompt_messages"][-1]["content"] == row["prompt"]
+        decoded = [byte_tokenizer().decode(ids) for ids in row["other_ids"]]
+        for message, between in zip(row["turns"][1::2], decoded, strict=False):
+            assert message["content"] in between
+        assert decoded[-1] == ""
+
+
+CALLING = (
+    "{%- for m in messages %}{{- '<|' + ('user' if m.role == 'tool' else m.role) + '|>' + (m.content or '') }}"
+    "{%- for c in m.tool_calls or [] %}"
+    """{{- '<call>{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}' }}"""
+    "{%- endfor %}{{- '<|end|>' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"
+)
+"""A chat template that writes calls of tools."""
+
+
+def test_rollout_files_have_calls_of_tools(config, tmp_path):
+    """As a conversation to be read again, by people too (`heedful label import`)."""
+    (tmp_path / "工具.jinja").write_text(CALLING, encoding="utf-8")
+    settings = config(
+        environment=(f"python:{WORLDS}:Guess",),
+        chat_template=str(tmp_path / "工具.jinja"),
+        max_turns=2,
+        max_new_tokens=300,
+        rollouts="all",
+    )
+    said = 'ok <call>{"name": "guess", "arguments": {"word": "苹果"}}'
+    scored = rollout(learner := forced(settings, turns=(said,)), next(learner.prompts))
+    settings.output.mkdir()
+    write_rollouts(settings, 1, scored, torch.zeros(8), {})
+    for row in pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist():
+        conversation = read_conversation("row", "turns", row["prompt_messages"] + row["turns"])
+        call = ToolCall("guess", '{"word": "苹果"}', CALL_ID)
+        result = Message("tool", "yes", name="guess", tool_call_id=CALL_ID)
+        called = Message("assistant", "ok", tool_calls=(call,))
+        assert conversation[-3:] == (called, result, called)
+        assert conversation[0].content.endswith(" It has 2 letters.")
+        assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["guess", "wait"]
+        assert (row["ended"], row["failure"]) == ("turns", None)
+
+    columns = "prompt=prompt_messages,completion=turns"
+    items = read_items(str(settings.output / "rollouts"), ImportOptions(task="rating", columns=columns)).items
+    played = [one.episode for one in scored.completions]
+    assert [one.candidates[0].response for one in items] == [list(map(as_dict, one.turns)) for one in played]
+
+
+def test_rollout_files_have_the_reason_of_a_failure(config, tmp_path):
+    asked = [{"prompt": [{"role": "user", "content": f"{i}"}], "at": "reset" if i == 3 else ""} for i in range(8)]
+    write_jsonl(tmp_path / "坏.jsonl", asked)
+    settings = config(
+        environment=(f"python:{WORLDS}:Faulty",),
+        data=str(tmp_path / "坏.jsonl"),
+        shuffle=False,
+        max_failed_rewards=0.5,
+        max_turns=1,
+        rollouts="all",
+    )
+    scored = rollout(learner := forced(settings, [length], turns=("甲",)), next(learner.prompts))
+    settings.output.mkdir()
+    write_rollouts(settings, 1, scored, torch.zeros(7), {})
+    rows = pq.read_table(settings.output / "rollouts" / "step-000001.parquet").to_pylist()
+    assert "raised RuntimeError: 坏了" in rows[3]["failure"]
+    assert (rows[3]["turns"], rows[3]["turn_ends"], rows[3]["other_ids"]) == ([], [], [])
+    assert [row["failure"] for row in rows[:3] + rows[4:]] == [None] * 7
 
 
 def test_a_run_that_is_resumed_plays_the_same_games(config, tmp_path):

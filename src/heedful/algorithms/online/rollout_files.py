@@ -1,6 +1,7 @@
 """Every rollout as Parquet: ``rollouts/step-000012.parquet``, a row per response (``--rollouts all``)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,13 @@ from heedful.algorithms.online.experience import TokenNumbers
 from heedful.algorithms.online.rollout import ScoredBatch
 from heedful.configs.online import RolloutConfig
 from heedful.data.chat import plain_text
+from heedful.data.messages import as_dict
 from heedful.distributed import ranks
-from heedful.files import write_bytes
+from heedful.engines.responses import Responses
+from heedful.files import to_json, write_bytes
 from heedful.redact import without_secrets_of
 from heedful.training.output_folder import real_path
-from heedful.types import Episode, plain_response
+from heedful.types import Conversation
 
 FOLDER = "rollouts"
 OF_TOKENS = (
@@ -52,11 +55,14 @@ def write_rollouts(
     of servers after them and renormalised), ``score`` (as the rewards gave it, combined), ``rewards`` (what each gave, by
     its name), ``shaped_score`` (as training counts it), ``kl`` (to the reference, nats per response), ``length``
     (tokens), ``finish_reason`` (stop or length), ``source`` (where the prompt was read), ``weights_version`` (of the
-    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). With an environment ``turns``
-    (messages with ``role`` and ``content``), ``turn_ends`` (how many of ``response_ids`` there are up to the end of each of
-    the policy's turns; those of the other one are not among them), ``turn_rewards``. A number that there is not is
+    weights that drew it: steps that they had learned), ``staleness`` (steps learned since). A number that there is not is
     null: the score and KL of a response on which a reward failed, what a reward gave that did not apply, the KL of a run
     that measures none.
+
+    With an environment also ``prompt_messages`` and ``turns`` (messages; arguments of calls are JSON in a string), ``tools``
+    (JSON in a string), ``turn_ends`` (how many of ``response_ids`` there are up to the end of each of the policy's turns;
+    those of the other one are not among them), ``other_ids`` (the tokens that the other one wrote behind each turn),
+    ``turn_rewards``, ``ended`` (environment, turns or tokens), ``failure`` (why the environment failed, else null).
 
     Columns with a number for each of ``response_ids``, float32, in nats where they are logarithms:
 
@@ -122,8 +128,7 @@ def _table(
         "finish_reason": pa.array(["length" if cut else "stop" for cut in sampled.truncated.tolist()], pa.string()),
         "source": _strings(one.prompt.source for one in completions),
     }
-    if any(one.episode is not None for one in completions):
-        columns |= _of_episodes([one.episode for one in completions])
+    columns |= _of_episodes(sampled, hide)
     if sampled.versions is not None:
         versions = sampled.versions.tolist()
         columns["weights_version"] = pa.array(versions, pa.int32())
@@ -134,18 +139,59 @@ def _table(
     return pa.table(columns)
 
 
-def _of_episodes(episodes: Sequence[Episode | None]) -> dict[str, pa.Array]:
-    """What was said in turns, and each turn's end and reward."""
-    message = pa.struct([("role", pa.string()), ("content", pa.string())])
-    turns = [
-        None if one is None else [{"role": said.role, "content": plain_response(said)} for said in one.turns]
-        for one in episodes
-    ]
+FUNCTION = pa.struct({"name": pa.string(), "arguments": pa.string()})
+CALL = pa.struct({"type": pa.string(), "function": FUNCTION, "id": pa.string()})
+TEXTS = ("role", "content", "reasoning_content", "name", "tool_call_id")
+MESSAGES = pa.list_(pa.struct({name: pa.string() for name in TEXTS} | {"tool_calls": pa.list_(CALL)}))
+"""Messages with the keys of chat templates. The arguments of calls differ from tool to tool, so they are JSON in a string."""
+
+
+def _of_episodes(sampled: Responses, hide: Callable[[str], str]) -> dict[str, pa.Array]:
+    """What was said in turns, each turn's end and reward, and what ended the episode; nothing without an environment."""
+    played = [(one.prompt.prompt, one.episode) for one in sampled.completions if one.episode is not None]
+    if not played:
+        return {}
+    prompts, episodes = zip(*played, strict=True)
+    ends, (_, said, own) = [one.ends for one in episodes], sampled.batch.tokens()
+    others = [others_ids(*row) for row in zip(said, own, ends, strict=True)]
+    ids = pa.list_(pa.int32())
     return {
-        "turns": pa.array(turns, pa.list_(message)),
-        "turn_ends": pa.array([None if one is None else one.ends for one in episodes], pa.list_(pa.int32())),
-        "turn_rewards": pa.array([None if one is None else one.rewards for one in episodes], pa.list_(pa.float64())),
+        "prompt_messages": pa.array([_messages(one, hide) for one in prompts], MESSAGES),
+        "tools": pa.array([one[0].tools or None for one in prompts], pa.string()),
+        "turns": pa.array([_messages(one.turns) for one in episodes], MESSAGES),
+        "turn_ends": pa.array(ends, ids),
+        "other_ids": pa.array(others, pa.list_(ids)),
+        "turn_rewards": pa.array([one.rewards for one in episodes], pa.list_(pa.float64())),
+        "ended": pa.array([one.ended for one in episodes], pa.string()),
+        "failure": pa.array([one.failure or None for one in episodes], pa.string()),
     }
+
+
+def _messages(conversation: Conversation, hide: Callable[[str], str] = str) -> list[dict[str, Any]]:
+    """Messages as Parquet holds them."""
+    found = [as_dict(message) for message in conversation]
+    for message in found:
+        message["content"] = hide(message["content"])
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = to_json(call["function"]["arguments"])
+    return found
+
+
+def others_ids(said: Sequence[int], own: Sequence[bool], ends: Sequence[int]) -> list[list[int]]:
+    """The tokens of the other one behind each of the policy's turns.
+
+    Args:
+        said: all tokens behind the prompt.
+        own: which of them are the policy's.
+        ends: number of the policy's tokens up to the end of each turn.
+    """
+    found: dict[int, list[int]] = {end: [] for end in ends}
+    count = 0
+    for token, is_own in zip(said, own, strict=True):
+        count += is_own
+        if not is_own:
+            found[count].append(token)
+    return list(found.values())
 
 
 def _of_tokens(given: TokenNumbers | None, of_learned: Sequence[int], own: np.ndarray) -> pa.Array:

@@ -173,7 +173,9 @@ def _lines(text: Any) -> Any:
 
 
 def response_text(response: Any) -> Any:
-    """Return the text of a response or message; None if it has none."""
+    """Return the text of a response or message, of several messages the texts of all; None if it has none."""
+    if isinstance(response, list | tuple):
+        return "\n".join(str(response_text(one) or "") for one in response)
     return response.get("content") if isinstance(response, Mapping) else response
 
 

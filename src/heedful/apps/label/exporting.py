@@ -375,8 +375,8 @@ def _label(one: LabelledItem) -> Fields:
 
 
 def written(candidate: Candidate) -> Any:
-    """Return an answer in the format of the readers: text, or a list of one message."""
-    return candidate.response if isinstance(candidate.response, str) else [candidate.response]
+    """Return an answer in the format of the readers: text, or a list of messages."""
+    return [candidate.response] if isinstance(candidate.response, Mapping) else candidate.response
 
 
 def is_imported(event: Event) -> bool:

@@ -18,7 +18,7 @@ from heedful.data.formats import Task as Shapes
 from heedful.data.formats import in_known_shape, shape_of
 from heedful.data.messages import as_dict, read_conversation, shown, wrong
 from heedful.data.readers import Record, parse_columns, read_records
-from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, response_of, roles, with_system
+from heedful.data.schemas import is_good, prompt_of, ranking_of, reply_of, response_of, with_system
 from heedful.display import counted
 from heedful.errors import ConfigError, DataError
 from heedful.types import Message, Response, Text
@@ -306,6 +306,12 @@ def _items(
             record.source, f"{counted(len(candidates), 'answer')} for the task {task}", f"{number} for each record"
         )
     responses = [one.response for one in candidates]
+    if task in ("correction", "demonstration") and any(isinstance(one, list) for one in responses):
+        raise wrong(
+            record.source,
+            f"an answer of several turns, for the task {task}, which is written as one text",
+            "--task rating; or `responses`, to compare",
+        )
     if task in ("pair", "ranking") and all(one == responses[0] for one in responses):
         error = wrong(record.source, f"{len(responses)} answers that are all equal", "at least two different ones")
         if "chosen" in record.fields or "ranks" in record.fields:  # an answer preferred to itself
@@ -393,7 +399,7 @@ def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Can
         raise wrong(record.source, f"`{lone[0]}` by itself", "`chosen` and `rejected` together, or neither")
     if "chosen" in shape:
         ranking = ranking_of(record, mapping, None)
-        candidates = tuple(Candidate(_one_answer(record, one)) for one in ranking.responses)
+        candidates = tuple(Candidate(plain(one)) for one in ranking.responses)
         return plain(ranking.prompt), candidates, ("pair",)
     if shape == ("messages",):
         turns = read_conversation(record.source, "messages", record.fields["messages"])
@@ -418,7 +424,7 @@ def _content(record: Record, mapping: Mapping[str, str]) -> tuple[Any, tuple[Can
         rated = record.fields.get("label") is not None or record.fields.get("rating") is not None
         return (
             _prompt(record, prompt),
-            (Candidate(_one_answer(record, answer)),),
+            (Candidate(plain(answer)),),
             ("rating",) if rated else OF_AN_ANSWER,
         )
     candidates = _candidates(record, prompt, begun)
@@ -438,18 +444,9 @@ def plain(text: Text | Response) -> Any:
     """Return text unchanged, a message as an object, a conversation as a list of messages."""
     if isinstance(text, str):
         return text
-    return as_dict(text) if isinstance(text, Message) else [as_dict(turn) for turn in text]
-
-
-def _one_answer(record: Record, response: Response) -> Any:
-    """A response as JSON. Raises DataError for one of several turns, which the page cannot show."""
-    if isinstance(response, tuple):
-        raise wrong(
-            record.source,
-            f"a response has the turns {roles(response)}",
-            "one answer; put what comes before the last one into the prompt",
-        )
-    return plain(response)
+    if isinstance(text, Message):
+        return as_dict(text) | ({} if text.learned else {"weight": 0})
+    return [plain(turn) for turn in text]
 
 
 def _candidates(record: Record, prompt: Text, begun: str) -> tuple[Candidate, ...]:
@@ -466,7 +463,7 @@ def _candidates(record: Record, prompt: Text, begun: str) -> tuple[Candidate, ..
             raise wrong(record.source, f"`{name}` is {shown(value)}", "{response, source: {...}}")
         message_alone = isinstance(response, dict)
         read = response_of(record, name, [response] if message_alone else response, prompt, begun)
-        found.append(Candidate(_one_answer(record, read), source))
+        found.append(Candidate(plain(read), source))
     return tuple(found)
 
 

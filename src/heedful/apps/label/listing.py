@@ -57,8 +57,6 @@ def contains(item: Item, search: str) -> bool:
 
 def text_of(content: Any) -> str:
     """Return a prompt or a response as text; for a conversation, the text of its messages."""
-    if isinstance(content, list | tuple):
-        return "\n".join(map(text_of, content))
     return str(response_text(content) or "")
 
 

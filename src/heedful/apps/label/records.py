@@ -47,7 +47,7 @@ class Candidate:
     """An answer by a person or a model."""
 
     response: Any
-    """Text, or the assistant's message as an object (docs/data.md)."""
+    """Text, the assistant's message as an object, or a list of messages that begins and ends with one (docs/data.md)."""
     source: Mapping[str, Any] | None = None
     """Its origin: checkpoint, sampling settings, seed. Never leaves the server before the item is labelled."""
 

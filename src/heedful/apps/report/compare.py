@@ -52,17 +52,18 @@ def _read(
         resolve(model), with_value_head=with_values, **frozen_place(resolve_device(config.device), config.dtype)
     )
     freeze(policy)
-    rows = [(one.prompt_ids, one.ids) for _, one, _ in found.responses]
-    _check(policy, model, rows)
+    rows = [(one.prompt_ids, *one.with_others) for _, one, _ in found.responses]
+    _check(policy, model, [(prompt, said) for prompt, said, _ in rows])
     temperatures = [float(run.settings.get("temperature") or 1.0) for run, _, _ in found.responses]
     logprobs: list[list[float]] = [[] for _ in rows]
     values: list[list[float]] = [[] for _ in rows]
     for temperature in dict.fromkeys(temperatures):
         places = [place for place, one in enumerate(temperatures) if one == temperature and rows[place][1]]
-        places.sort(key=lambda place: sum(map(len, rows[place])))
+        places.sort(key=lambda place: sum(map(len, rows[place][:2])))
         for start in range(0, len(places), ROWS):
             part = places[start : start + ROWS]
-            batch = collate([rows[place][0] for place in part], [rows[place][1] for place in part], pad_id=0)
+            prompts, said, own = zip(*(rows[place] for place in part), strict=True)
+            batch = collate(prompts, said, own=own, pad_id=0)
             read = token_outputs(
                 policy, batch.to(policy.device), temperature=temperature, micro_batch=MicroBatch(ROWS, TOKENS)
             )

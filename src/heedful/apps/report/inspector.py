@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heedful.apps.plot.whole_tokens import token_texts
-from heedful.apps.report.rollouts import QUANTITIES, Response, read_chosen, sample, survey
+from heedful.apps.report.rollouts import ENDS, QUANTITIES, Response, read_chosen, sample, survey
 from heedful.apps.report.runs import RunRecord
 from heedful.apps.report.svg import plain
 from heedful.display import harmless
@@ -28,6 +28,8 @@ LONGEST, ENDING = 1000, 200
 """How many tokens of a response are shown, and how many of these are its last."""
 MOST_TOKENS = 80_000
 """In a page."""
+LONGEST_SAID = 4000
+"""Characters that are shown of what the other one said at a time, in episodes."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ def packed(found: Inspected, runs: Sequence[RunRecord]) -> str:
                 {harmless(name): value for name, value in response.rewards.items()}
                 if len(response.rewards) > 1
                 else {},
+                plain(response.failure),
+                _turns(response, by_turn=run.settings.get("action") == "turn"),
                 [response.ids[t] for t in shown],
             ]
         )
@@ -162,6 +166,7 @@ def packed(found: Inspected, runs: Sequence[RunRecord]) -> str:
         "scales": scales,
         "vocabulary": list(vocabulary),
         "prompts": list(prompts),
+        "ends": ENDS,
         "longest": [LONGEST, ENDING],
         "responses": entries,
     }
@@ -169,6 +174,25 @@ def packed(found: Inspected, runs: Sequence[RunRecord]) -> str:
     content += b" " * (-len(content) % 4)
     binary = len(content).to_bytes(4, "little") + content + np.array(tokens, "<u4").tobytes() + b"".join(blocks)
     return base64.b64encode(zlib.compress(binary, 9)).decode()
+
+
+def _turns(response: Response, *, by_turn: bool) -> list[Any]:
+    """Of each turn its end, reward, numbers if it is one action, calls of tools, and what the other one said."""
+    return [
+        [
+            turn.end,
+            turn.reward,
+            response.of_turn(turn) if by_turn else {},
+            [plain(call) for call in turn.calls],
+            [[plain(role), _cut(plain(words))] for role, words in turn.said],
+        ]
+        for turn in response.turns
+    ]
+
+
+def _cut(words: str) -> str:
+    left = len(words) - LONGEST_SAID
+    return words if left <= 0 else f"{words[:LONGEST_SAID]} … ({left:,} characters more)"
 
 
 def _shown(length: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +48,41 @@ KINDS = {
     "kl": pa.types.is_floating,
     "rewards": pa.types.is_struct,
     **{name: pa.types.is_list for quantity in QUANTITIES for name in quantity.columns},
+    **dict.fromkeys(("turns", "turn_ends", "other_ids", "turn_rewards"), pa.types.is_list),
+    **dict.fromkeys(("ended", "failure"), pa.types.is_string),
 }
 """What a column must be."""
 EXTREMES = 40
 """How many responses with the highest of each number a sample always has."""
+OF_TURNS = ("advantage", "value", "return")
+"""Numbers that a run with ``--action turn`` has of each turn, at its first token."""
+ENDS = {
+    "stop": "ended",
+    "length": "cut",
+    "environment": "ended by the environment",
+    "turns": "cut by --max-turns",
+    "tokens": "cut by --max-new-tokens",
+    "failed": "failed",
+}
+"""What ended a response, or an episode, in words."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the policy, and what the other one said to it."""
+
+    start: int
+    """Of the response's tokens, the turn's first."""
+    end: int
+    """The one behind its last."""
+    reward: float | None
+    """The environment's, the last turn's with that of the episode; None if it gives none."""
+    calls: Sequence[str]
+    """Of tools, as they were read."""
+    said: Sequence[tuple[str, str]]
+    """By whom, and what."""
+    other_ids: Sequence[int]
+    """The tokens of the other one."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +100,31 @@ class Response:
     rewards: Mapping[str, float | None]
     kl: float | None
     finish: str
+    """A key of `ENDS`; empty if it is not known."""
     source: str
     numbers: Mapping[str, list[float] | None]
     """By the name of a quantity, one for each of ``ids``; None where the run has none."""
+    turns: Sequence[Turn] = ()
+    """Of an episode; empty without an environment."""
+    failure: str = ""
+    """Why its environment failed."""
+
+    @property
+    def with_others(self) -> tuple[list[int], list[bool]]:
+        """The tokens behind the prompt, those of the other one too, and whether each is the policy's."""
+        if not self.turns:
+            return self.ids, [True] * len(self.ids)
+        said: list[int] = []
+        own: list[bool] = []
+        for turn in self.turns:
+            said += [*self.ids[turn.start : turn.end], *turn.other_ids]
+            own += [True] * (turn.end - turn.start) + [False] * len(turn.other_ids)
+        return said, own
+
+    def of_turn(self, turn: Turn) -> dict[str, float]:
+        """The numbers of a turn that a run with ``--action turn`` has: those at its first token."""
+        known = {name: self.numbers[name] for name in OF_TURNS}
+        return {name: numbers[turn.start] for name, numbers in known.items() if numbers is not None}
 
 
 @dataclass(frozen=True)
@@ -328,7 +382,7 @@ def _largest(table: pa.Table, name: str) -> Floats:
 
 
 def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
-    ids = record["response_ids"]
+    ids, turns = record["response_ids"], _turns(record, row, path)
     if min([*ids, *record["prompt_ids"]], default=0) < 0:
         raise DataError(f"{path}: row {row} has a negative token id; delete the file")
     columns = {name: record.get(name) for quantity in QUANTITIES for name in quantity.columns}
@@ -339,6 +393,8 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
     for name, numbers in columns.items():
         if numbers is not None and len(numbers) != len(ids):
             raise _wrong_length(path, row, len(numbers), name, len(ids))
+    if record.get("turns") == []:  # its environment failed before the first turn, and a token fills the place
+        ids, columns = [], dict.fromkeys(columns)
     return Response(
         step=record["step"],
         row=row,
@@ -349,10 +405,39 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
         score=record["score"],
         rewards=record.get("rewards") or {},
         kl=record.get("kl"),
-        finish=record.get("finish_reason") or "",
+        finish="failed" if record.get("failure") else record.get("ended") or record.get("finish_reason") or "",
         source=record.get("source") or "",
         numbers={quantity.name: _numbers(quantity, columns) for quantity in QUANTITIES},
+        turns=turns,
+        failure=record.get("failure") or "",
     )
+
+
+def _turns(record: Mapping[str, Any], row: int, path: Path) -> list[Turn]:
+    """The turns of an episode. Raises DataError if they do not fit to its tokens."""
+    ends, messages = record.get("turn_ends") or [], record.get("turns") or []
+    rewards, others = record.get("turn_rewards") or [None] * len(ends), record.get("other_ids") or [[]] * len(ends)
+    own = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    is_rising = all(a < b for a, b in pairwise([0, *ends, len(record["response_ids"]) + 1]))
+    if not is_rising or len({len(own), len(ends), len(rewards), len(others)}) > 1:
+        raise DataError(f"{path}: the turns of row {row} do not fit to its tokens; delete the file")
+    found = []
+    for turn, place in enumerate(own):
+        called = [call["function"] for call in messages[place].get("tool_calls") or ()]
+        replies = takewhile(lambda one: one["role"] != "assistant", messages[place + 1 :])
+        found.append(
+            Turn(
+                start=ends[turn - 1] if turn else 0,
+                end=ends[turn],
+                reward=rewards[turn],
+                calls=[f"{call['name']}({call['arguments']})" for call in called],
+                said=[
+                    (" ".join(filter(None, (one["role"], one.get("name")))), one["content"] or "") for one in replies
+                ],
+                other_ids=others[turn],
+            )
+        )
+    return found
 
 
 def _wrong_length(path: Path, row: int, count: int, name: str, tokens: int) -> DataError:

@@ -1,6 +1,7 @@
 """``heedful look``: responses of a run in the terminal, each token above its number; without colour the numbers stay."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from heedful.apps.plot.whole_tokens import SHOWN
 from heedful.apps.report.inspector import Tokenizers
-from heedful.apps.report.rollouts import QUANTITIES, Response, read_step, rollout_files, without_rollouts
+from heedful.apps.report.rollouts import ENDS, QUANTITIES, Response, read_step, rollout_files, without_rollouts
 from heedful.apps.report.runs import read_record
 from heedful.configs.report import LookConfig
 from heedful.display import Screen, counted, harmless
@@ -19,6 +20,8 @@ from heedful.redact import redact_printed
 
 POSITIVE, NEGATIVE = (43, 123, 186), (224, 112, 42)
 """Colours of the strongest numbers, as on the page."""
+OTHERS = "  │ "
+"""Before each line of what the other one said."""
 
 
 def look(config: LookConfig) -> None:
@@ -50,21 +53,29 @@ def look(config: LookConfig) -> None:
     if note:
         _print(screen, note)
     limit = max((_largest(response, by) for response in responses), default=0.0)
+    by_turn = run.settings.get("action") == "turn"
     for response, of_tokens in zip(chosen, texts, strict=True):
         _print(screen, "")
-        show(screen, response, of_tokens, by, limit)
+        show(screen, response, of_tokens, by, limit, by_turn=by_turn)
     if config.row is not None:
         _table(screen, chosen[0], texts[0])
 
 
-def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limit: float) -> None:
-    """Print a response: its numbers as a whole, its prompt, then lines of tokens above their numbers."""
+def show(
+    screen: Screen, response: Response, texts: Sequence[str], by: str, limit: float, *, by_turn: bool = False
+) -> None:
+    """Print a response: its numbers as a whole, its prompt, then lines of tokens above their numbers, turn by turn.
+
+    ``by_turn``: each turn is one action, with one advantage and value.
+    """
     whole = {"score": response.score, "KL": response.kl}
     said = [
         f"row {response.row}",
         *(f"{name} {format_number(value)}" for name, value in whole.items() if value is not None),
     ]
-    said += [counted(len(response.ids), "token"), "cut" if response.finish == "length" else "ended"]
+    said += [counted(len(response.ids), "token")]
+    said += [counted(len(response.turns), "turn")] if response.turns else []
+    said += [ENDS.get(response.finish, "ended")]
     said += [
         f"{name} {format_number(value)}"
         for name, value in response.rewards.items()
@@ -73,6 +84,26 @@ def show(screen: Screen, response: Response, texts: Sequence[str], by: str, limi
     _print(screen, " · ".join(said))
     _print(screen, response.prompt)
     numbers = response.numbers[by]
+    if not response.turns:
+        _tokens(screen, texts, numbers, limit)
+    for number, turn in enumerate(response.turns, 1):
+        of_turn = response.of_turn(turn) if by_turn else {}
+        named = [f"turn {number}", *(f"{name} {format_number(value)}" for name, value in of_turn.items())]
+        _print(screen, " · ".join(named), Style(bold=True))
+        place = slice(turn.start, turn.end)
+        _tokens(screen, texts[place], None if numbers is None else numbers[place], limit)
+        if turn.reward is not None:
+            _print(screen, f"reward {format_number(turn.reward)}", Style(bold=True))
+        for call in turn.calls:
+            _print(screen, f"calls {call}")
+        for role, words in turn.said:
+            _print(screen, textwrap.indent(f"{role}: {words}", OTHERS, lambda _: True), Style(dim=True))
+    if response.failure:
+        _print(screen, f"The environment {response.failure}")
+
+
+def _tokens(screen: Screen, texts: Sequence[str], numbers: Sequence[float] | None, limit: float) -> None:
+    """Print lines of tokens above their numbers."""
     cells = [harmless(one.translate(SHOWN)) or "∅" for one in texts]
     values = [""] * len(cells) if numbers is None else [format_number(value) for value in numbers]
     widths = [max(cell_len(cell), len(value)) + 1 for cell, value in zip(cells, values, strict=True)]
@@ -140,7 +171,10 @@ def _table(screen: Screen, response: Response, texts: Sequence[str]) -> None:
     wide = max(map(cell_len, cells), default=0)
     _print(screen, "")
     _print(screen, f"{'token':>5}  {'text':<{max(wide, 4)}}  " + "  ".join(f"{name:>9}" for name in names))
+    turns = {turn.start: f"turn {number}" for number, turn in enumerate(response.turns, 1)}
     for t, cell in enumerate(cells):
+        if t in turns:
+            _print(screen, turns[t])
         pad = " " * (max(wide, 4) - cell_len(cell))
         row = "  ".join(f"{format_number((response.numbers[name] or [])[t]):>9}" for name in names)
         _print(screen, f"{t:>5}  {cell}{pad}  {row}")
@@ -153,5 +187,5 @@ def _ranges(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:20])) + (" ..." if len(steps) > 20 else "")
 
 
-def _print(screen: Screen, text: str) -> None:
-    screen.print(harmless(redact_printed(text)), markup=False, highlight=False, soft_wrap=True)
+def _print(screen: Screen, text: str, style: Style | None = None) -> None:
+    screen.print(harmless(redact_printed(text)), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -55,7 +55,9 @@ def scores_of(judge: Ensemble, asked: Sequence[Answered]) -> list[list[float]]:
         kept = {name: value for name, value in columns.items() if name not in ("prompt", "responses")}
         for answer in answers:
             response = answer["response"]
-            if not isinstance(response, str):
+            if isinstance(response, list):
+                response = plain_response(read_conversation(place, "response", response))
+            elif not isinstance(response, str):
                 response = plain_response(read_message(place, "response", response))
             truncated = bool((answer.get("source") or {}).get("truncated"))
             completions.append(Completion(Prompt(text, place, kept), response, truncated=truncated))

@@ -237,11 +237,16 @@ def shown_criteria(site: Site) -> list[Answer]:
 
 
 def shown_answer(item: Item, index: int) -> Any:
-    """A candidate as shown: its text, or its message with only the keys of messages."""
-    response = item.candidates[index].response
+    """A candidate as shown: its text, or its messages with only the keys of messages."""
+    return _shown(item.candidates[index].response)
+
+
+def _shown(response: Any) -> Any:
+    if isinstance(response, list | tuple):
+        return [_shown(message) for message in response]
     if not isinstance(response, Mapping):
         return response
-    known = ("role", "content", "reasoning_content", "thinking", "reasoning", "tool_calls")
+    known = ("role", "name", "content", "reasoning_content", "thinking", "reasoning", "tool_calls")
     return {key: value for key, value in response.items() if key in known}
 
 

@@ -30,8 +30,9 @@
     const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
     const responses = [];
     let total = 0;
-    for (const [run, step, row, prompt, tokens, score, kl, finish, has, divergence, rewards, ids] of header.responses) {
-      const one = { run, step, row, prompt, tokens, score, kl, finish, has, divergence, rewards, ids, begin: total };
+    for (const [run, step, row, prompt, tokens, score, kl, finish, has, divergence, rewards, failure, turns, ids] of header.responses) {
+      const one = { run, step, row, prompt, tokens, score, kl, finish, has, divergence, rewards, failure, ids, begin: total };
+      one.turns = turns.map(([end, reward, numbers, calls, said]) => ({ end, reward, numbers, calls, said }));
       responses.push(one);
       total += ids.length;
     }
@@ -107,7 +108,7 @@
     for (let i = 0; i < order.length; i++) {
       const item = document.createElement("li");
       item.dataset.place = i;
-      item.style.minHeight = `${70 + 30 * Math.ceil(order[i].ids.length * 38 / wide)}px`;
+      item.style.minHeight = `${70 + 30 * Math.ceil(order[i].ids.length * 38 / wide) + 80 * order[i].turns.length}px`;
       begun.append(item);
     }
     list.replaceChildren(begun);
@@ -129,7 +130,7 @@
     if (item.firstChild) return;
     const place = Number(item.dataset.place), one = order[place];
     const said = [`step ${one.step}, row ${one.row}`, `score ${shown(one.score)}`, `KL ${shown(one.kl)}`,
-      `${one.tokens} tokens`, one.finish === "length" ? "cut" : one.finish === "stop" ? "ended" : ""];
+      `${one.tokens} tokens`, one.turns.length && `${one.turns.length} turn${one.turns.length > 1 ? "s" : ""}`, data.ends[one.finish]];
     if (data.runs.length > 1) said.unshift(data.runs[one.run]);
     for (const [name, value] of Object.entries(one.rewards)) said.push(`${name} ${shown(value)}`);
     item.append(element("p", "head", said.filter(Boolean).join(" \u00b7 ")));
@@ -140,11 +141,12 @@
       const two = element("div", "two");
       for (const [name, title] of pairs()) {
         const side = element("div");
-        side.append(element("p", "head", title), tokens(one, place, name, title));
+        side.append(element("p", "head", title), ...written(one, place, name, title));
         two.append(side);
       }
       item.append(two);
-    } else item.append(tokens(one, place, $("by").value, ""));
+    } else item.append(...written(one, place, $("by").value, ""));
+    if (one.failure) item.append(element("p", "failure", `The environment ${one.failure}`));
     item.style.minHeight = "";
   }
 
@@ -159,20 +161,43 @@
     item.replaceChildren();
   }
 
-  function tokens(one, place, name, title) {
+  function written(one, place, name, title) { // a response, or the turns of an episode and what the other one said to each
+    if (!one.turns.length) return [tokens(one, place, name, title, 0, one.tokens)];
+    return one.turns.map((turn, k) => {
+      const part = element("section", "turn"), number = `turn ${k + 1} of ${one.turns.length}`;
+      const said = [number, ...Object.entries(turn.numbers).map(([of, value]) => `${of} ${shown(value)}`)];
+      const line = element("div", "line");
+      line.append(tokens(one, place, name, [number, title].filter(Boolean).join(", "), k ? one.turns[k - 1].end : 0, turn.end));
+      if (turn.reward !== null) line.append(" ", element("span", "reward", `reward ${shown(turn.reward)}`));
+      part.append(element("p", "whose", said.join(" \u00b7 ")), line, ...turn.calls.map(call => element("p", "call", `calls ${call}`)));
+      for (const [role, words] of turn.said) {
+        const other = element("div", "other"), text = element("div", "text", words);
+        text.dir = "auto";
+        other.append(element("p", "head", role), text);
+        part.append(other);
+      }
+      return part;
+    });
+  }
+
+  function tokens(one, place, name, title, start, end) { // those from a place of the response up to another
     const box = element("div", "tokens");
     box.setAttribute("role", "listbox");
     box.setAttribute("aria-orientation", "horizontal");
     box.tabIndex = place === (current ? current.place : 0) ? 0 : -1;
     box.setAttribute("aria-label", `response of step ${one.step}, row ${one.row}${title ? `, ${title}` : ""}, coloured by ${name}`);
-    const numbers = column(name), has = known(one, name), most = limits(name), skips = one.ids.length < one.tokens;
-    for (let i = 0; i < one.ids.length; i++) {
-      if (skips && i === data.longest[0] - data.longest[1]) {
-        const gap = element("span", "gap", ` \u22ef ${one.tokens - one.ids.length} tokens \u22ef `);
+    const numbers = column(name), has = known(one, name), most = limits(name);
+    const left = one.tokens - one.ids.length, from = left ? data.longest[0] - data.longest[1] : one.tokens; // the first not shown
+    for (let at = start; at < end; at++) {
+      if (at >= from && at < from + left) {
+        const next = Math.min(end, from + left), gap = element("span", "gap", ` \u22ef ${next - at} tokens \u22ef `);
         gap.setAttribute("role", "option");
         gap.dataset.gap = "";
         box.append(gap);
+        at = next - 1;
+        continue;
       }
+      const i = at < from ? at : at - left;
       const text = data.vocabulary[data.texts[one.begin + i]];
       const token = element("span", text.trim() ? "" : "space", text.replace(/[\n\t]/g, found => VISIBLE[found]) || "\u2205");
       token.setAttribute("role", "option");
@@ -205,7 +230,7 @@
     const token = box.querySelector(`[data-i="${i}"]`);
     if (!token) return;
     token.classList.add("now");
-    if (!token.id) token.id = `t${place}-${i}-${[...item.querySelectorAll(".tokens")].indexOf(box)}`;
+    if (!token.id) token.id = `t${place}-${i}-${sideOf(box)}`;
     for (const other of box.querySelectorAll("[aria-selected]")) other.removeAttribute("aria-selected");
     token.setAttribute("aria-selected", "true");
     box.setAttribute("aria-activedescendant", token.id);
@@ -220,10 +245,13 @@
       pair.append(element("dt", "", name), element("dd", "", shown(number) + ratio));
       list.append(pair);
     }
-    const what = element("p", "what", `${JSON.stringify(text)}, id ${one.ids[i]}, token ${at + 1} of ${one.tokens}, step ${one.step}, row ${one.row}`);
+    const turn = one.turns.length ? `turn ${one.turns.findIndex(turn => at < turn.end) + 1}, ` : "";
+    const what = element("p", "what", `${JSON.stringify(text)}, id ${one.ids[i]}, ${turn}token ${at + 1} of ${one.tokens}, step ${one.step}, row ${one.row}`);
     $("numbers").replaceChildren(what, list);
     $("numbers").hidden = false;
   }
+
+  const sideOf = box => [...box.closest("li").querySelectorAll(".two > div")].indexOf(box.closest(".two > div")); // -1: there is one
 
   function go(place, i, side) {
     place = Math.max(0, Math.min(order.length - 1, place));
@@ -231,29 +259,32 @@
     if (!item) return;
     fill(item);
     item.scrollIntoView({ block: "nearest" });
-    const boxes = item.querySelectorAll(".tokens"), box = boxes[Math.min(side, boxes.length - 1)];
+    i = Math.max(0, Math.min(order[place].ids.length - 1, i));
+    const ofSide = [...item.querySelectorAll(".tokens")].filter(box => sideOf(box) === side);
+    const box = ofSide.find(one => one.querySelector(`[data-i="${i}"]`)) ?? ofSide[0];
     for (const other of document.querySelectorAll('.tokens[tabindex="0"]')) other.tabIndex = -1;
-    for (const own of boxes) own.tabIndex = 0;
+    for (const own of item.querySelectorAll(".tokens")) own.tabIndex = 0;
     box.focus({ preventScroll: true });
-    tell(box, Math.max(0, Math.min(order[place].ids.length - 1, i)));
+    tell(box, i);
+    box.querySelector(".now")?.scrollIntoView({ block: "nearest" });
   }
 
   $("responses").addEventListener("keydown", event => {
     const box = event.target.closest(".tokens");
     if (!box || event.ctrlKey || event.metaKey || event.altKey) return;
     const place = Number(box.closest("li").dataset.place), i = current && current.place === place ? current.i : 0;
-    const side = [...box.closest("li").querySelectorAll(".tokens")].indexOf(box);
     const moves = {
       ArrowRight: [place, i + 1], ArrowLeft: [place, i - 1], ArrowDown: [place + 1, 0], ArrowUp: [place - 1, 0],
       Home: [place, 0], End: [place, order[place].ids.length - 1],
     };
     if (!(event.key in moves)) return;
     event.preventDefault();
-    go(...moves[event.key], side);
+    go(...moves[event.key], sideOf(box));
   });
   $("responses").addEventListener("focusin", event => {
     const box = event.target.closest(".tokens");
-    if (box && !box.hasAttribute("aria-activedescendant")) tell(box, 0);
+    const token = box && (box.querySelector("[aria-selected]") ?? box.querySelector("[data-i]"));
+    if (token) tell(box, Number(token.dataset.i));
   });
   for (const kind of ["pointerover", "click"]) {
     $("responses").addEventListener(kind, event => {
@@ -299,11 +330,16 @@
     for (const one of data.responses) {
       one.top = { ratio: largest(one, "log-ratio"), advantage: largest(one, "advantage") };
       const texts = [...data.texts.subarray(one.begin, one.begin + one.ids.length)].map(text => data.vocabulary[text]);
-      one.words = (data.prompts[one.prompt] + "\n" + texts.join("")).toLowerCase();
+      const others = one.turns.flatMap(turn => turn.said.map(([, words]) => words));
+      one.words = [data.prompts[one.prompt], texts.join(""), ...others, one.failure].join("\n").toLowerCase();
     }
     data.quantities.forEach(([name], bit) => {
       if (data.responses.some(one => (one.has >> bit) & 1)) option($("by"), name, name);
     });
+    for (const [name, words] of Object.entries(data.ends)) {
+      const listed = [...$("end").options].some(one => one.value === name);
+      if (!listed && data.responses.some(one => one.finish === name)) option($("end"), name, words);
+    }
     option($("run"), "", "all");
     const logged = new Set(data.responses.map(one => one.run));
     data.runs.forEach((name, i) => logged.has(i) && option($("run"), String(i), name));

@@ -119,14 +119,23 @@ export function asText(value) {
   return value && "content" in value ? contentOf(value.content) : plain(value);
 }
 
-/** One message: role, text, and all other fields (reasoning, tool calls), which are shown too. */
+/** A call of a tool as it is written in a program; anything else as JSON. */
+function call(one) {
+  const { name, arguments: given } = one?.function ?? {};
+  return name === undefined ? plain(one) : `${name}(${typeof given === "string" ? given : JSON.stringify(given)})`;
+}
+
+/** One message: role, text, calls of tools, and all other fields, such as reasoning. Ids only say which result is of which call. */
 function message(one) {
-  const { role, content, ...rest } = one;
+  const { role, name, content, tool_calls: calls, tool_call_id: _, ...rest } = one;
   const extra = Object.entries(rest).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const aside = (title, value) => el("div", { class: "aside-text" }, el("div", { class: "role" }, title), text(value));
+  const who = known(`role_in_chat_${role}`) ? t(`role_in_chat_${role}`) : String(role ?? "");
   return el("div", { class: `message ${["user", "assistant", "system"].includes(role) ? role : "other"}` },
-    el("div", { class: "role" }, known(`role_in_chat_${role}`) ? t(`role_in_chat_${role}`) : String(role ?? "")),
-    extra.map(([name, value]) => el("div", { class: "aside-text" }, el("div", { class: "role" }, name), text(plain(value)))),
-    content === null || content === undefined ? null : text(contentOf(content)));
+    el("div", { class: "role" }, name ? `${who} · ${name}` : who),
+    extra.map(([title, value]) => aside(title, plain(value))),
+    content === null || content === undefined || (content === "" && calls?.length) ? null : text(contentOf(content)),
+    (calls ?? []).map((one) => aside(t("calls_tool"), call(one))));
 }
 
 /** A conversation with the role of each message. */
