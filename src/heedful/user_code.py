@@ -107,8 +107,9 @@ def load(flag: str, value: str | Callable[..., Any], error: type[HeedfulError] =
         raise ConfigError(f"{flag}: the file {file} of {value} does not exist{form}")
     module = _module(flag, path, error)
     if not callable(getattr(module, name, None)):
-        names = [n for n, one in vars(module).items() if inspect.isfunction(one) and not n.startswith("_")]
-        raise ConfigError(f"{flag}: {file} has no function {name!r}; it has {', '.join(names) or 'none'}")
+        own = vars(module).items()
+        names = [n for n, one in own if (inspect.isfunction(one) or inspect.isclass(one)) and not n.startswith("_")]
+        raise ConfigError(f"{flag}: {file} has no function or class {name!r}; it has {', '.join(names) or 'none'}")
     _FOUND[value] = getattr(module, name)
     return _FOUND[value]
 

@@ -183,7 +183,7 @@ def is_alive(pid):
         ("NoReset", r"NoReset has no method reset\(\*\*columns\)"),
         ("Untyped", "the tool act needs a type and a line under Args: for each argument"),
         ("Unmade", "making an environment raised KeyError"),
-        ("Missing", "has no function 'Missing'"),
+        ("Missing", "has no function or class 'Missing'"),
     ],
 )
 def test_a_class_that_does_not_keep_to_the_contract_is_refused(name, message):

@@ -52,7 +52,7 @@ def test_every_string_is_checked_before_anything_is_loaded(source, tmp_path, cpu
         with pytest.raises(ConfigError, match=wrong):
             resolve_rewards([f"python:{path}:f", f"model:{tmp_path / 'none'}", wrong], **cpu)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(ConfigError, match="has no function 'f'; it has none"):
+    with pytest.raises(ConfigError, match="has no function or class 'f'; it has none"):
         resolve_rewards([f"python:{path}:f"], **cpu)
     assert (tmp_path / "ran").exists()
 
@@ -68,7 +68,7 @@ def test_what_names_no_function(source, tmp_path):
         ("奖励.py", r"does not name a function; use python:FILE\.py:FUNCTION"),
         (":f", r"does not name a function; use python:FILE\.py:FUNCTION"),
         (f"{tmp_path / 'f.txt'}:f", r"f\.txt is not a Python file"),
-        (f"{path}:长", rf"{path} has no function '长'; it has join, 长度$"),
+        (f"{path}:长", rf"{path} has no function or class '长'; it has join, 长度$"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_function(f"python:{spec}")

@@ -100,7 +100,7 @@ def test_a_judge_that_cannot_judge_is_refused_before_anything_is_written(config,
     for judges, changes, said in (
         (judge, {"eval_fraction": 0.0}, " judges held-out responses, .* set --eval-fraction or --eval-data"),
         ("digits", {}, ": 'digits' is not a reward; use model:PATH"),
-        (judge.replace(":brief", ":long"), {}, ": .* has no function 'long'"),
+        (judge.replace(":brief", ":long"), {}, ": .* has no function or class 'long'"),
     ):
         with pytest.raises(ConfigError, match=f"^--selection-rewards{said}"):
             train_ppo(config(selection_rewards=(judges,), **changes), rewards=[length])

@@ -141,7 +141,7 @@ def test_an_engine_of_ones_own_samples_what_is_learned_from(settings, ours, tmp_
             {"sampler": "@Longer"},
             r"--sampler: Longer.generate returned a response of 7 tokens, above --max-new-tokens 6",
         ),
-        ({"advantage": "@missing"}, r"--advantage: .*我的\.py has no function 'missing'; it has centred, .*"),
+        ({"advantage": "@missing"}, r"--advantage: .*我的\.py has no function or class 'missing'; it has centred, .*"),
         ({"policy_loss": "python:/nowhere.py:f"}, r"--policy-loss: the file /nowhere.py of .* does not exist"),
         ({"advantage": "python:in Python:gone"}, r"--advantage: gone was given as a Python object .*; give it again"),
     ],
