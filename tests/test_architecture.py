@@ -56,7 +56,7 @@ MAY_IMPORT = {
     # the applications, in apps/: nothing above imports one
     "apps": "course plot",
     "serving": "rewards data distributed models kernels core",
-    "doctor": "checks training engines rewards models kernels data core planning",
+    "doctor": "checks training engines environments rewards models kernels data core planning",
     "device_checks": "algorithms training engines models kernels data planning distributed",
     "plot": "core algorithms training data",
     "report": "plot training engines models kernels data core serving",

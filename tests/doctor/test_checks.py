@@ -4,22 +4,26 @@ import os
 import statistics
 import sys
 import tracemalloc
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import worlds
 from heedful import DPOConfig, KTOConfig, PPOConfig, RewardConfig, SFTConfig
-from heedful.apps.doctor import first_step, rewards
+from heedful.apps.doctor import episodes, first_step, rewards
 from heedful.checks import encoded, loaded
 from heedful.checks.findings import TokenRow, token_texts
-from heedful.data.batches import Batch
+from heedful.data.batches import Batch, collate
 from heedful.engines.responses import Responses
+from heedful.environments.processes import Environments
 from heedful.models.tiny import byte_tokenizer, tiny_config
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward
-from heedful.types import Completion, Prompt
+from heedful.types import Completion, Episode, Message, Prompt, ToolCall
 
 TOKENIZER = byte_tokenizer()
 PAD, EOS, TURN_END = (TOKENIZER.convert_tokens_to_ids(t) for t in ("<|pad|>", "<|endoftext|>", "<|end|>"))
@@ -351,6 +355,90 @@ def test_responses_without_an_end(cut, settings, is_found):
     responses = Responses(batch, truncated=torch.arange(10) < cut, logprobs=torch.zeros(10, 8))
     one = first_step.responses_cut(responses, PPOConfig(**SETTINGS | settings))
     assert found(one) == (("responses-cut", "warn") if is_found else None)
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+
+
+def played(*said, place=0, **more):
+    """An episode in which the policy says these texts, and the other one 嗯 between them."""
+    turns = [Message("assistant", one) for one in said]
+    between = [turn for one in turns for turn in (one, Message("user", "嗯"))][:-1]
+    episode = Episode(tuple(between), (), tuple(range(1, len(said) + 1)), **{"ended": "environment"} | more)
+    prompt = Prompt((Message("user", f"问 {place}"),), f"局.jsonl:{place}", columns={"goal": 3})
+    return Completion(prompt, "", ids(said[-1]), truncated=episode.ended == "tokens", episode=episode)
+
+
+@pytest.mark.parametrize(("failed", "level"), [(0, None), (1, "warn"), (2, "fail")])
+def test_environments_that_fail(failed, level):
+    one = episodes.fails([played("甲", failure="Game raised X" if i < failed else "") for i in range(10)], 0.1)
+    assert found(one) == (level and ("environment-fails", level))
+
+
+@pytest.mark.parametrize(("by_turns", "max_turns", "is_found"), [(4, 2, True), (3, 2, False), (4, 1, False)])
+def test_episodes_without_an_end(by_turns, max_turns, is_found):
+    some = [played("甲", "乙", ended="turns" if i < by_turns else "environment") for i in range(4)]
+    assert found(episodes.endless("Game", some, max_turns)) == (("episodes-endless", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("heard", "said", "is_found"),
+    [(0, "甲<|end|>", False), (35, "甲<|end|>", False), (37, "甲<|end|>", True)],
+)
+def test_what_the_environment_says_fills_the_tokens(heard, said, is_found):
+    """Four tokens of the policy, and so many of the other one."""
+    own = ids(said)
+    batch = collate([[5]] * 4, [[*[7] * heard, *own]] * 4, own=[[False] * heard + [True] * 4] * 4, pad_id=PAD)
+    some = [played("甲") for _ in range(4)]
+    responses = Responses(batch, torch.zeros(4, dtype=torch.bool), torch.zeros(batch.response_mask.shape), some)
+    one = episodes.observations_long(responses, STOPS, 99)
+    assert found(one) == (("observations-long", "warn") if is_found else None)
+
+
+@pytest.mark.parametrize(("said", "is_found"), [("甲<|end|>", True), ("甲", False)])
+def test_what_the_environment_says_does_not_fit(said, is_found):
+    """A turn that is cut has no end; one that ended is cut by what follows."""
+    batch = collate([[5]] * 4, [ids(said)] * 4, pad_id=PAD)
+    some = [played(said, ended="tokens") for _ in range(4)]
+    responses = Responses(batch, torch.ones(4, dtype=torch.bool), torch.zeros(batch.response_mask.shape), some)
+    one = episodes.observations_long(responses, STOPS, 99)
+    assert found(one) == (("observations-long", "warn") if is_found else None)
+
+
+def test_tools_that_nobody_calls_and_tools_that_fail():
+    call = ToolCall("看", "{}", "c")
+    turns = (
+        Message("assistant", "", tool_calls=(call, call)),
+        Message("tool", "好"),
+        Message("tool", "{'error': '坏'}"),
+    )
+    silent, half, worse = (
+        replace(played("甲"), episode=Episode(turns, (), (1,), "environment", calls=calls, failed_calls=failed))
+        for calls, failed in ((0, 0), (2, 1), (2, 2))
+    )
+    assert found(episodes.tools_not_called("Game", [silent], ["看"])) == ("tools-not-called", "warn")
+    assert episodes.tools_not_called("Game", [silent], []) is None
+    assert episodes.tools_not_called("Game", [silent, half], ["看"]) is None
+    assert episodes.tools_fail("Game", [silent]) is None
+    assert episodes.tools_fail("Game", [half]) is None
+    one = episodes.tools_fail("Game", [half, worse])
+    assert (one.what, one.evidence) == (
+        "3 of 4 calls of tools of Game fail",
+        "局.jsonl:0: 看 with {} gives {'error': '坏'}",
+    )
+
+
+@pytest.mark.parametrize(("name", "check"), [("Dice", None), ("Faulty", "environment-keeps-state")])
+def test_turns_that_are_taken_again(name, check):
+    """Dice draws from random, which is seeded; Faulty counts its episodes."""
+    with closing(Environments(f"python:{Path(worlds.__file__)}:{name}", timeout=20.0)) as environment:
+        some = [played("甲", "乙", place=place) for place in range(3)]
+        one = episodes.not_repeatable(environment, some, seed=0)
+    assert found(one) == (check and (check, "warn"))
+    assert one is None or "in 3 of 3 episodes" in one.what
+
+
+# ---------------------------------------------------------------------------------------------------------- the machine
 
 
 @pytest.mark.parametrize(("gigabytes", "is_found"), [(64, False), (0.001, True)])

@@ -166,12 +166,148 @@ class Engine(heedful.Engine):
 """
 
 
+GAMES = """
+import hashlib
+import os
+import random
+import signal
+import time
+
+class Talk:
+    # Two turns, paid by what is in them.
+    def reset(self, **columns):
+        self.said = []
+
+    def _reply(self, text):
+        self.said.append(text)
+        return f"好{random.randint(0, 9)}" if len(self.said) < 2 else None
+
+    def get_reward(self):
+        return float(self._mark())
+
+    def _mark(self):
+        return int(hashlib.md5("".join(self.said).encode()).hexdigest(), 16) % 97
+
+class Look(Talk):
+    def look(self):
+        '''Look.'''
+        return "看见了"
+
+class Blind(Look):
+    def look(self):
+        '''Look.'''
+        raise KeyError("眼睛")
+
+class Untyped(Talk):
+    def look(self, where):
+        '''Look.'''
+
+class Unmade(Talk):
+    def __init__(self):
+        raise KeyError("没有钥匙")
+
+class NoReset:
+    def get_reward(self):
+        return 1.0
+
+class Free:
+    def reset(self, **columns):
+        pass
+
+class Needs(Talk):
+    def reset(self, goal):
+        super().reset()
+
+class Raises(Talk):
+    def _reply(self, text):
+        raise RuntimeError("坏了")
+
+class Hangs(Talk):
+    def _reply(self, text):
+        time.sleep(60)
+
+class NaN(Talk):
+    def get_reward(self):
+        return float("nan")
+
+class Text(Talk):
+    def get_reward(self):
+        return "好"
+
+class Often(Talk):
+    def get_reward(self):
+        return float("inf") if self._mark() % 3 == 0 else super().get_reward()
+
+class Crashes(Talk):
+    def get_reward(self):
+        if self._mark() % 12 == 0:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().get_reward()
+
+class Same(Talk):
+    def get_reward(self):
+        return 1.0
+
+class Keeps(Talk):
+    said = []
+
+    def reset(self, **columns):
+        pass
+
+    def _reply(self, text):
+        super()._reply(text)
+        return "再来" if len(self.said) % 2 else None
+
+class First(Talk):
+    # Answers as the first record says.
+    def reset(self, mark=0, **columns):
+        super().reset()
+        if not hasattr(self, "mark"):
+            self.mark = mark
+
+    def get_reward(self):
+        return super().get_reward() + self.mark
+
+class System(Talk):
+    def get_reward(self):
+        return super().get_reward() + random.SystemRandom().random()
+
+class Clock(Talk):
+    def reset(self, **columns):
+        super().reset()
+        self.began = time.perf_counter()
+
+    def _turn_reward(self):
+        return self.began - time.perf_counter()
+
+class Unordered(Talk):
+    def reset(self, **columns):
+        super().reset()
+        return " " + "".join({"甲", "乙", "丙", "丁", "戊", "己"})
+
+class Endless(Talk):
+    def _reply(self, text):
+        super()._reply(text)
+        return "再来"
+
+class Wordy(Talk):
+    def _reply(self, text):
+        super()._reply(text)
+        return "很长" * 100
+
+class Chatty(Talk):
+    def _reply(self, text):
+        return "长" * 200 if super()._reply(text) else None
+"""
+
+
 class World:
     """A folder with models, data and rewards for one examination."""
 
     def __init__(self, place, models):
         self.place, self.models = place, models
         (place / "rewards.py").write_text(REWARDS, encoding="utf-8")
+        (place / "games.py").write_text(GAMES, encoding="utf-8")
 
     def write(self, name, rows):
         text = rows if isinstance(rows, str) else "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -451,10 +587,14 @@ def permuted(model, tokenizer):
 
 def train(model, tokenizer):
     """Learn the questions, so that text of other token ids is unlikely."""
-    rows = tokenizer([one for q in QUESTIONS for one in (q, "好的，" + q)], padding=True, return_tensors="pt")
+    learn(model, tokenizer([one for q in QUESTIONS for one in (q, "好的，" + q)], padding=True, return_tensors="pt"))
+
+
+def learn(model, rows, steps=60):
+    """Learn all tokens of rows."""
     labels = rows.input_ids.masked_fill(rows.attention_mask == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
+    for _ in range(steps):
         model(**rows, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -554,6 +694,49 @@ def preferred(columns):
     return changed(rows, columns=columns)
 
 
+def acting(name, **more):
+    """The policy speaks with an environment, which pays alone."""
+
+    def planted(world, settings):
+        rows = [one | {"mark": i} for i, one in enumerate(PROMPTS)]
+        played = {"environment": f"python:{world.place / 'games.py'}:{name}", "data": world.write("局.jsonl", rows)}
+        return (
+            {key: value for key, value in settings.items() if key != "rewards"} | {"max_new_tokens": 48} | played | more
+        )
+
+    return planted
+
+
+def acting_with(change, name, **more):
+    """The same, with settings that change(world) makes."""
+    return lambda world, settings: acting(name, **more)(world, settings) | change(world)
+
+
+def with_tools(template):
+    """A chat template with tools, and room for them."""
+
+    def roomy(model, tokenizer):
+        model.config.max_position_embeddings = 1024
+        tokenizer.chat_template = template
+
+    return lambda world: {"model": world.model(roomy)}
+
+
+def calling(world):
+    """A policy that has learned to call a tool in each turn."""
+
+    def learned(model, tokenizer):
+        model.config.max_position_embeddings = 1024
+        tokenizer.chat_template = TOOLS
+        call = '<call>{"name": "look", "arguments": {}}</call><|end|>'
+        rows = tokenizer(
+            [f"<|user|>{q}<|end|><|assistant|>{call}" for q in QUESTIONS], padding=True, return_tensors="pt"
+        )
+        learn(model, rows, steps=120)
+
+    return {"model": world.model(learned)}
+
+
 def margins(negative):
     return changed([one | {"margin": -1.5 if i < negative else 0.5} for i, one in enumerate(PAIRS)])
 
@@ -574,6 +757,17 @@ DROP = {"equal_pairs": "drop", "max_dropped": 0.9}
 TRUNCATE = {"too_long": "truncate"}
 COLD = {"sampling": "warn", "no-exploration": "fail", "responses-cut": "warn"}
 GROUPS = {"samples_per_prompt": 4, "rollout_batch_size": 16, "minibatch_size": 16}
+PAIRED = {"samples_per_prompt": 2}
+TOOLS = (
+    "{% if tools %}<|system|>{% for t in tools %}{{ t.function.name }}{% endfor %}<|end|>{% endif %}"
+    "{% for m in messages %}<|{{ 'user' if m.role == 'tool' else m.role }}|>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}"
+    """<call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</call>"""
+    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETS = CHAT_TEMPLATE.replace(
+    CONTENT, "{{ message['content'] if loop.last or message['role'] == 'user' else '...' }}"
+)
 ALIKE = "{% for message in messages %}" + CONTENT + "<|end|>{% endfor %}"
 NORM = "model.layers.1.post_attention_layernorm"
 OMITS_USER = template(if_turn("message['role'] != 'user'"))
@@ -759,6 +953,63 @@ FAULTS = {
     "token ids of another training": Fault("sft", model_of(permuted), {"text-unlikely": "fail"}, "a uniform guess"),
     "an update that is not finite, then one that is": Fault(
         "ppo", broken_loss, {"step-not-finite": "fail"}, "left out"),
+    # What 64 episodes show.
+    "a file of environments that is not there": Fault(
+        "ppo", settings_of(environment="python:无.py:Talk"), {"refused": "fail"}, "the file 无.py of"),
+    "a class that is not there": Fault("ppo", acting("Tlak"), {"refused": "fail"}, "function or class 'Tlak'; it has Talk"),
+    "a file of environments that raises": Fault(
+        "ppo", acting_with(lambda world: {"environment": f"python:{world.write('坏.py', 'import 没有')}:Talk"}, "Talk"),
+        {"refused": "fail"}, "cannot be imported: ModuleNotFoundError"),
+    "an environment that cannot be made": Fault(
+        "ppo", acting("Unmade"), {"refused": "fail"}, "making an environment raised KeyError"),
+    "an environment without reset": Fault("ppo", acting("NoReset"), {"refused": "fail"}, "no method reset(**columns)"),
+    "an environment that nobody pays": Fault(
+        "grpo", acting("Free", **GROUPS), {"refused": "fail"}, "neither get_reward nor _turn_reward"),
+    "a tool without types": Fault("ppo", acting("Untyped"), {"refused": "fail"}, "needs a type and a line under Args:"),
+    "a column that reset needs": Fault("ppo", acting("Needs"), {"refused": "fail"}, "reset of Needs needs the column goal"),
+    "a record without an environment": Fault(
+        "ppo", lambda world, settings: acting("Talk")(world, settings) | {
+            "environment": [f"python:{world.place / 'games.py'}:{name}" for name in ("Talk", "Same")]},
+        {"refused": "fail"}, "the column `environment` is None; choose from Talk, Same"),
+    "a template that calls no tools": Fault("ppo", acting("Look"), {"refused": "fail"}, "cannot call tools"),
+    "a template that writes turns anew": Fault(
+        "ppo", acting_with(with_tools(FORGETS), "Talk"), {"refused": "fail"}, "writes an answer in another way"),
+    "a template that leaves out tools": Fault(
+        "ppo", acting_with(with_tools(TOOLS.replace("t.function.name", "''")), "Look"),
+        {"template-omits": "fail", "tools-not-called": "warn"}, "leaves out the tools"),
+    "an environment that always raises": Fault(
+        "ppo", acting("Raises"), {"refused": "fail"}, "Raises raised RuntimeError: 坏了"),
+    "an environment that hangs": Fault(
+        "ppo", acting("Hangs", environment_timeout=1), {"refused": "fail"}, "did not answer within 1 s"),
+    "an environment that pays NaN": Fault("ppo", acting("NaN"), {"refused": "fail"}, "returned nan from get_reward"),
+    "an environment that pays a text": Fault("ppo", acting("Text"), {"refused": "fail"}, "return a finite number"),
+    "an environment that often pays infinity": Fault(
+        "ppo", acting("Often"), {"environment-fails": "fail", "refused": "fail"}, "returned inf from get_reward"),
+    "an environment that sometimes crashes": Fault(
+        "ppo", acting("Crashes", max_failed_rewards=0.5), {"environment-fails": "warn"}, "SIGSEGV"),
+    "an environment that always pays the same": Fault(
+        "online-dpo", acting("Same", **PAIRED), {"reward-constant": "warn"}, "environment gives all 64"),
+    "an environment that keeps what was said": Fault(
+        "ppo", acting("Keeps"), {"environment-keeps-state": "warn"}, "after the episode of another"),
+    "an environment that keeps its first record": Fault(
+        "ppo", acting("First"), {"environment-keeps-state": "warn"}, "get_reward gives"),
+    "an environment that draws from the system": Fault("ppo", acting("System"), {"environment-random": "warn"}),
+    "an environment that reads the clock": Fault(
+        "ppo", acting("Clock"), {"environment-random": "warn"}, "_turn_reward gives"),
+    "an environment that reads a set": Fault("ppo", acting("Unordered"), {"environment-random": "warn"}, "reset gives"),
+    "an environment that never ends": Fault(
+        "ppo", acting("Endless", max_turns=3), {"episodes-endless": "warn"}, "and Endless itself ends none"),
+    "episodes that run out of tokens": Fault(
+        "ppo", acting("Endless", max_new_tokens=24), {"responses-cut": "warn"}, "which counts all turns"),
+    "what is said does not fit": Fault("ppo", acting("Wordy"), {"observations-long": "warn"}, "64 of 64 episodes"),
+    "what is said fills the tokens": Fault(
+        "ppo", acting_with(with_tools(CHAT_TEMPLATE), "Chatty", max_new_tokens=700), {"observations-long": "warn"},
+        "of the tokens behind the prompts"),
+    "a tool that is never called": Fault(
+        "ppo", acting_with(with_tools(TOOLS), "Look"), {"tools-not-called": "warn"}, "a tool of Look (look)"),
+    "a tool that always raises": Fault(
+        "ppo", acting_with(calling, "Blind", max_new_tokens=300, max_turns=2),
+        {"tools-fail": "warn"}, "眼睛"),
     "more rows per step than data": Fault(
         "sft", settings_of(batch_size=99), {"refused": "fail"}, "a step learns 99 records (--batch-size)"),
 }  # fmt: skip
@@ -778,6 +1029,8 @@ def in_the_suite():
         "an update that is not finite, then one that is",
         "a random reward",
         "data that is not there",
+        "a column that reset needs",
+        "what is said does not fit",
     }
 
 
@@ -800,6 +1053,14 @@ def test_every_trainer_makes_the_cheap_checks(world, heedful, command):
 def test_nothing_is_found_in_a_healthy_run(world, examined, command):
     assert examined(command, world.healthy(command)) == []
     assert not (world.place / "运行").exists()
+
+
+@exhaustive
+@pytest.mark.parametrize("change", [acting("Talk"), acting_with(calling, "Look", max_new_tokens=300, max_turns=2)])
+@pytest.mark.parametrize("rewards", [(), ("letters",)])
+def test_nothing_is_found_in_a_healthy_environment(world, examined, change, rewards):
+    settings = change(world, world.healthy("ppo"))
+    assert examined("ppo", settings | ({"rewards": world.reward(rewards[0])} if rewards else {})) == []
 
 
 @exhaustive

@@ -18,11 +18,12 @@ from heedful.algorithms.offline import whole_logprobs
 from heedful.algorithms.online.learner import Learner
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
-from heedful.apps.doctor import first_step, rewards
+from heedful.apps.doctor import episodes, first_step, rewards
 from heedful.apps.doctor.show import show_examples, show_findings, show_verdict
 from heedful.checks.findings import Finding, LoadedRun, finding, spread
 from heedful.checks.preflight import cheap_findings
 from heedful.checks.records import given_away, one_answer
+from heedful.checks.rendering import template_omits
 from heedful.configs.checks import REFUSED
 from heedful.configs.doctor import DoctorOptions
 from heedful.configs.online import OnlineConfig, RolloutConfig
@@ -179,8 +180,13 @@ def examine_online(examination: Examination, config: Any) -> None:
         check_machine(examination, learner, learner.policy)
         check_text(examination, learner.policy)
         responses = sampled(learner)
+        if learner.sampler.episodes is not None:
+            responses = check_episodes(examination, learner, responses)
+            if not len(responses):
+                return
         completions = responses.completions
-        examination.add(first_step.responses_cut(responses, config))
+        if not examination.has("observations-long"):
+            examination.add(first_step.responses_cut(responses, config))
         passes = first_passes(learner, responses)
         examination.add(first_step.ratio(passes), first_step.kl(passes, config.reference))
         examination.add(first_step.sampler_mismatch(passes, config), first_step.explores(passes, completions))
@@ -212,6 +218,23 @@ def examine_online(examination: Examination, config: Any) -> None:
         examination.measure(seconds, config.steps, learner.policy.device)
         for one in scored:
             examination.add(rewards.slow(one, responses=config.rollout_batch_size, step_seconds=seconds))
+
+
+def check_episodes(examination: Examination, learner: Learner[Any], responses: Responses) -> Responses:
+    """Whether something is wrong with environments, or the template leaves out their tools. Returns the episodes that are
+    whole."""
+    config, sampler = learner.config, learner.sampler
+    assert sampler.episodes is not None
+    examination.add(episodes.fails(responses.completions, config.max_failed_rewards))
+    whole = responses[[row for row, one in enumerate(responses.completions) if not episodes.of(one).failure]]
+    if len(whole):
+        examination.add(
+            episodes.observations_long(whole, sampler.stop_ids, config.max_new_tokens),
+            *episodes.environments(sampler.episodes, whole.completions, config),
+        )
+        if not examination.has("template-omits"):
+            examination.add(template_omits([one.prompt for one in whole.completions], sampler.renderer))
+    return whole
 
 
 def check_text(examination: Examination, model: Any) -> None:

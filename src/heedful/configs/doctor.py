@@ -35,7 +35,7 @@ class DoctorDeviceConfig(Settings):
 @cache
 def doctor_settings(trainer: type[Any]) -> type[DoctorOptions]:
     """The settings of an examination of the trainer with these settings."""
-    read = "data, models, rewards" if issubclass(trainer, RolloutConfig) else "data, model"
+    read = "data, models, rewards, environments" if issubclass(trainer, RolloutConfig) else "data, model"
     explained = f"Examine {read} and settings of heedful {trainer.algorithm} before it runs. Nothing is written."
     made = type(f"Doctor{trainer.__name__}", (DoctorOptions, trainer), {"__doc__": explained, "__module__": __name__})
     return dataclass(frozen=True, kw_only=True)(made)

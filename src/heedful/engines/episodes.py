@@ -73,6 +73,11 @@ class EpisodeRow:
         self.kept += kept or [0.0] * len(ids)
 
 
+def seed_of(generator: torch.Generator) -> int:
+    """The seed of what environments draw in episodes that are sampled with this generator."""
+    return zlib.crc32(generator.get_state().numpy().tobytes())
+
+
 class Episodes:
     """Plays episodes.
 
@@ -112,8 +117,7 @@ class Episodes:
 
     def play(self, say: Say, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Responses:
         """An episode for each prompt. Environments draw numbers of their own, which depend on the generator's state."""
-        seed = zlib.crc32(generator.get_state().numpy().tobytes())
-        rows = self._begin(prompts, seed)
+        rows = self._begin(prompts, seed_of(generator))
         parts: list[Responses] = []
         for turn in range(1, self.max_turns + 1):
             playing = [row for row in rows if row.goes_on]

@@ -61,6 +61,8 @@ class Abilities:
     """Whether it answers turns without tools."""
     rewards_turns: bool
     rewards_episodes: bool
+    needs: tuple[str, ...]
+    """The columns that ``reset`` cannot do without."""
     files: tuple[str, ...]
     """The files of code imported by its own file, without installed packages."""
 
@@ -137,8 +139,8 @@ class Environments:
         if "refused" in answer:
             self.close()
             raise ConfigError(answer["refused"])
-        tools = tuple(answer.pop("tools"))
-        return Abilities(tools=tools, files=tuple(answer.pop("files")), **answer)
+        tools, needs, files = (tuple(answer.pop(name)) for name in ("tools", "needs", "files"))
+        return Abilities(tools=tools, needs=needs, files=files, **answer)
 
     def _fork(self, place: int) -> None:
         """Have a process for a place. Raises RewardError if the machine has none."""
@@ -317,7 +319,10 @@ def abilities_of(spec: str, factory: Callable[[], Any]) -> dict[str, Any]:
                 f"a name that begins with _ if it is none: {error}"
             ) from None
     abilities = {"replies": "_reply", "rewards_turns": "_turn_reward", "rewards_episodes": "get_reward"}
-    return {"tools": schemas} | {name: hasattr(environment, method) for name, method in abilities.items()}
+    parameters = inspect.signature(environment.reset).parameters.values()
+    needs = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    has = {name: hasattr(environment, method) for name, method in abilities.items()}
+    return {"tools": schemas, "needs": needs} | has
 
 
 def _live(requests: Connection, factory: Callable[[], Any], first: int) -> None:

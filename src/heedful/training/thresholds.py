@@ -22,6 +22,13 @@ DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
 """Factor by which responses are longer or shorter than in the first steps, number of steps, least difference in tokens."""
 LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
 """Share of 4-grams that repeat, its rise since the first steps, for this many steps."""
+OBSERVED = 0.9
+"""Share of the tokens behind prompts that an environment says, above which nine tokens are read for each that is learned."""
+CALLS_FAIL = 0.5
+"""Share of the calls of tools that fail, above which a policy reads errors more often than results."""
+REPLAYED = 16
+"""Episodes of each environment that the doctor plays again. One that differs by chance in a tenth of them differs in at least
+one of these with 81 %."""
 
 # Data --------------------------------------------------------------------------------------------------------------------
 

@@ -262,11 +262,14 @@ def test_no_reward_or_judge_is_asked_about_an_episode_that_failed(config, tmp_pa
     assert found["eval/judge_failed_frac"] == found["eval/failed_frac"] == 0.25
 
 
-def test_a_start_goes_on_if_a_trial_episode_fails(config, tmp_path):
+def test_a_start_goes_on_if_a_trial_episode_fails(config, tmp_path, capsys):
     asked = [{"prompt": [{"role": "user", "content": f"{i}"}], "at": "reset" if i == 0 else ""} for i in range(8)]
     write_jsonl(tmp_path / "一.jsonl", asked)
     broken = {"environment": (f"python:{WORLDS}:Faulty",), "data": str(tmp_path / "一.jsonl"), "shuffle": False}
     start(config(**broken), [length])
+    said = capsys.readouterr().err
+    assert "WARNING: 1 of 2 trial episodes failed; correct the environment" in said
+    assert "environment Faulty raised RuntimeError: 坏了" in said
     with pytest.raises(RewardError, match="environment Faulty raised RuntimeError: 坏了"):
         start(config(**broken, max_failed_rewards=0.0), [length])
 

@@ -32,13 +32,14 @@ from heedful.data.learned import remember
 from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_split, load_split
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
+from heedful.display import say
 from heedful.distributed import ranks
 from heedful.engines.engine import OwnEngine, SyncServers
 from heedful.engines.episodes import Episodes
 from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler, with_graphs
 from heedful.environments.processes import Abilities, Environments
-from heedful.errors import ConfigError, RewardError, SamplerError, TrainingError
+from heedful.errors import ConfigError, DataError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.waiting import on_device
 from heedful.models.heads import disable_dropout
@@ -54,7 +55,7 @@ from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
 from heedful.rewards.results import Remote
-from heedful.rewards.scoring import Ensemble
+from heedful.rewards.scoring import Ensemble, sample
 from heedful.training.fsdp import divide, loading_device
 from heedful.training.memory_preflight import check_memory, sampling_plan
 from heedful.training.non_finite import NonFiniteGuard
@@ -451,8 +452,14 @@ def _check_episodes(
             f"--environment: {unpaid[0]} has neither get_reward nor _turn_reward, and there are no --rewards, so nothing "
             "says how good an episode was; add one of them"
         )
-    for one in prompts:
-        episodes.kind_of(one.prompt)
+    for prompt in (one.prompt for one in prompts):
+        kind = episodes.kind_of(prompt)
+        missing = [name for name in episodes.abilities[kind].needs if name not in prompt.columns]
+        if missing:
+            raise DataError(
+                f"{prompt.source}: reset of {kind} needs the column {missing[0]}, and beside the prompt the record has "
+                f"{', '.join(sorted(prompt.columns)) or 'none'}; add it to the data, or give this argument of reset a default"
+            )
 
 
 def _load_prompts(
@@ -500,15 +507,26 @@ def _try_rewards(
 ) -> None:
     """Score a few responses before anything is written, with a separate random generator. Raises RewardError.
 
-    A comparing judge gets as many responses per prompt as in training. Environments may fail on some of them, as in training.
+    A comparing judge gets as many responses per prompt as in training. Some episodes may fail, as in training.
     """
     each = config.samples_per_prompt if config.judge_compares else 1
     asked = [prompt for prompt in prompts for _ in range(each)]
     completions = sampler.generate(policy, asked, torch.Generator().manual_seed(config.seed)).completions
-    broken = {one.prompt.source for one in completions if one.episode is not None and one.episode.failure}
+    failed = [one for one in completions if one.episode is not None and one.episode.failure]
+    broken = {one.prompt.source for one in failed}
     played = [one for one in completions if one.prompt.source not in broken]
+    for first in failed[:1]:
+        assert first.episode is not None
+        what = (
+            f"{len(failed)} of {len(completions)} trial episodes failed; correct the environment (in training a share of "
+            f"--max-failed-rewards {config.max_failed_rewards:g} may fail). The first: environment {first.episode.failure}; "
+            f"for {sample(first)}"
+        )
+        if not played or not config.max_failed_rewards:
+            raise RewardError(what)
+        say(f"WARNING: {what}")
     for together in filter(None, rewards):
-        score(together, played if played and config.max_failed_rewards else completions)
+        score(together, played)
 
 
 # Servers of an unfinished run ------------------------------------------------------------------------------------------

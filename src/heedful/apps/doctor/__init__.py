@@ -1,1 +1,1 @@
-"""What `heedful doctor` measures before a run: sampled responses with their rewards, and the first step."""
+"""What `heedful doctor` measures before a run: sampled responses with their rewards, episodes, and the first step."""

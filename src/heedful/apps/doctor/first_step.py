@@ -139,10 +139,12 @@ def responses_cut(responses: Responses, config: RolloutConfig) -> Finding | None
     cut, number = int(responses.truncated.sum()), len(responses)
     if config.response_length != "stop" or cut <= CUT_AT_START * number:
         return None
+    what = "episodes" if config.environment else "sampled responses"
     return finding(
         "responses-cut",
         "warn",
-        f"{cut} of {number} sampled responses have no end within --max-new-tokens {config.max_new_tokens}",
+        f"{cut} of {number} {what} have no end within --max-new-tokens {config.max_new_tokens}"
+        + (", which counts all turns and what the environment says" if config.environment else ""),
         f"mean length {float(responses.lengths.float().mean()):.0f} tokens",
     )
 

@@ -190,7 +190,7 @@ def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -
     )
     others = [*completions[shift:], *completions[:shift]]
     exchanged = [
-        replace(one, response=other.response, ids=other.ids, truncated=other.truncated)
+        replace(one, response=other.response, ids=other.ids, truncated=other.truncated, episode=other.episode)
         for one, other in zip(completions, others, strict=True)
     ]
     differing = [row for row in before if exchanged[row].response != completions[row].response]
@@ -209,8 +209,9 @@ def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -
 
 
 def empty_response(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Does a reward fail on empty responses, which a policy may write, or score them as high as the best of others?"""
-    if not _asked_again(scored.reward):
+    """Does a reward fail on empty responses, which a policy may write, or score them as high as the best of others? Episodes
+    are not single texts."""
+    if not _asked_again(scored.reward) or any(one.episode for one in completions):
         return None
     empty = [replace(one, response="", ids=(), truncated=False) for one in completions[:FEWEST]]
     again = score_each([scored.reward], empty)[0]
@@ -288,9 +289,10 @@ def scale(totals: Sequence[float | None], config: RolloutConfig, norm_std: float
 
 
 def length_alone(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Does the score depend on length alone, in tokens or in characters?"""
+    """Does the score depend on length alone, in tokens or in characters? That of an environment may: it often costs a little
+    per turn."""
     totals = [total for total, _ in scored.totals]
-    if len(totals) < FEWEST:
+    if len(totals) < FEWEST or scored.reward.function is environment_reward:
         return None
     lengths = {
         "tokens": [len(completions[row].ids) for _, row in scored.totals],
@@ -323,8 +325,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def white_space(scored: RewardScores, completions: Sequence[Completion], renderer: Renderer) -> Finding | None:
-    """How far do scores move with a space before a response and a line break behind it?"""
-    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
+    """How far do scores move with a space before a response and a line break behind it? Episodes are not single texts."""
+    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST or any(one.episode for one in completions):
         return None
     before = {row: total for total, row in scored.totals}
     after = _score_again(scored, [_spaced(completion, renderer) for completion in completions])
