@@ -150,7 +150,7 @@ class Episodes:
             counts[kind] += 1
 
         def reset() -> dict[str, list[str | Failure | None]]:
-            columns = {kind: [_columns(row.asked.prompt) for row in rows if row.kind == kind] for kind in counts}
+            columns = {kind: [reset_columns(row.asked.prompt) for row in rows if row.kind == kind] for kind in counts}
             return {kind: self.environments[kind].begin(of, seed=seed) for kind, of in columns.items() if of}
 
         said = self._of_environments(reset)
@@ -340,7 +340,7 @@ class Episodes:
         )
 
 
-def _columns(prompt: Prompt) -> dict[str, Any]:
+def reset_columns(prompt: Prompt) -> dict[str, Any]:
     """What an environment is reset with: the record's fields, and its prompt as messages, as TRL gives it."""
     assert isinstance(prompt.prompt, tuple)
     return {"prompt": [as_dict(message) for message in prompt.prompt], **prompt.columns}

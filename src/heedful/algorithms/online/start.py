@@ -35,7 +35,7 @@ from heedful.data.splits import BatchOrder
 from heedful.display import say
 from heedful.distributed import ranks
 from heedful.engines.engine import OwnEngine, SyncServers
-from heedful.engines.episodes import Episodes
+from heedful.engines.episodes import Episodes, reset_columns
 from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler, with_graphs
 from heedful.environments.processes import Abilities, Environments
@@ -454,7 +454,7 @@ def _check_episodes(
         )
     for prompt in (one.prompt for one in prompts):
         kind = episodes.kind_of(prompt)
-        missing = [name for name in episodes.abilities[kind].needs if name not in prompt.columns]
+        missing = [name for name in episodes.abilities[kind].needs if name not in reset_columns(prompt)]
         if missing:
             raise DataError(
                 f"{prompt.source}: reset of {kind} needs the column {missing[0]}, and beside the prompt the record has "

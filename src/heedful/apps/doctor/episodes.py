@@ -8,7 +8,7 @@ import torch
 
 from heedful.checks.findings import Finding, finding
 from heedful.configs.online import RolloutConfig
-from heedful.engines.episodes import Episodes, seed_of
+from heedful.engines.episodes import Episodes, reset_columns, seed_of
 from heedful.engines.responses import Responses
 from heedful.environments.processes import Environments, Failure
 from heedful.rewards.scoring import sample
@@ -153,7 +153,7 @@ def not_repeatable(environments: Environments, completions: Sequence[Completion]
 
 def replay(environments: Environments, completions: Sequence[Completion], seed: int) -> list[Heard]:
     """What environments say and pay, each in its episode, if the policy's turns are those of these completions."""
-    begun = environments.begin([dict(one.prompt.columns) for one in completions], seed=seed)
+    begun = environments.begin([reset_columns(one.prompt) for one in completions], seed=seed)
     heard: list[Heard] = [[("reset", text)] for text in begun]
     turns = [[turn for turn in of(one).turns if turn.role == "assistant"] for one in completions]
     going = {place for place, text in enumerate(begun) if not isinstance(text, Failure)}
