@@ -24,7 +24,7 @@ class Sizes:
     """Rollout batches that the critics of A1 learn from."""
     pretraining: int = 20
     """Those that a critic of A2, B and lag learns from before the policy moves."""
-    reference: dict[int, int] = field(default_factory=lambda: {20: 400, 50: 100, 100: 300, 400: 150})
+    reference: dict[int, int] = field(default_factory=lambda: {20: 100, 50: 100, 100: 75, 400: 50})
     """Batches of `ROLLOUT` responses in a reference gradient."""
     batches: dict[int, int] = field(default_factory=lambda: {20: 16, 50: 8, 100: 8, 400: 4})
     """Batches whose gradients are compared with it, for each seed."""
