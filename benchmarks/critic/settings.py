@@ -22,13 +22,13 @@ class Sizes:
     prompts: int = 4096
     critic_steps: int = 40
     """Rollout batches that the critics of A1 learn from."""
-    pretraining: int = 20
+    pretraining: int = 8
     """Those that a critic of A2, B and lag learns from before the policy moves."""
     reference: dict[int, int] = field(default_factory=lambda: {20: 100, 50: 100, 100: 75, 400: 50})
     """Batches of `ROLLOUT` responses in a reference gradient."""
     batches: dict[int, int] = field(default_factory=lambda: {20: 16, 50: 8, 100: 8, 400: 4})
     """Batches whose gradients are compared with it, for each seed."""
-    steps: int = 40
+    steps: int = 24
     """Rollout batches of a run in A2, B and lag, those of its critic's pretraining among them."""
     held_out: int = 512
     """Held-out prompts of each length, for the success at the end."""
