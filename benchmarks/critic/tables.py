@@ -150,11 +150,19 @@ def learning(title: str, lines: Sequence[Line]) -> None:
         for arm in arms
     ]
     table(["arm", *lengths, "1,000 tokens", "minutes"], rows)
+    print("Mean success in training over all steps, those of pretraining included\n")
+    whole = {n: by_arm(lines, lambda line, n=n: mean_of(line["right"][n])) for n in lengths}
+    table(["arm", *lengths], [[arm, *[cell(whole[n][arm].values()) for n in lengths]] for arm in arms])
     pairs = [*pairwise(arms), (arms[0], arms[-1]), *((arms[-2], arms[0]) for _ in range(len(arms) > 2))]
     rows = [
         [f"{b} minus {a}", *[difference(found[n][b], found[n][a]) for n in lengths]] for a, b in dict.fromkeys(pairs)
     ]
     table(["difference", *lengths], rows)
+
+
+def mean_of(shares: Sequence[float | None]) -> float:
+    """None is a step without a prompt of this length."""
+    return fmean(share for share in shares if share is not None)
 
 
 def equal_seconds(title: str, lines: Sequence[Line]) -> None:
