@@ -56,10 +56,11 @@ FORGETS = (
     "{{- (m.content if loop.last or m.role != 'assistant' else '...') + '<|end|>' }}" + TAIL
 )
 
-OPENS = HERMES.replace("{{- m.content or '' }}", "{{- m.content.split('</think>')[-1] }}").replace(
-    "assistant|>' }}{% endif", "assistant|><think>' }}{% endif"
-)
-"""The generation prompt opens a thought, and no thought is shown, as in DeepSeek-R1's."""
+OPENS = HERMES.replace(
+    "{{- m.content or '' }}",
+    "{{- ('<think></think>' if m.role == 'assistant' else '') + (m.content or '').split('</think>')[-1] }}",
+).replace("<|assistant|>' }}", "<|assistant|><think>' }}")
+"""The generation prompt opens a thought, and earlier ones are emptied, as in Nemotron's."""
 
 
 def turns(template, tools=(TOOL,), *, replies=True):
