@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from logged_runs import episode
+
 SCORES = (0.0, 2.0, 0.0, 2.0)
 VALUES = ([0.5, 0.5], [0.5, 1.5]) * 2
 RESPONSES = [("问题", "ab"), ("问题", "cd"), ("q", "ab"), ("q", "cd")]
@@ -106,13 +108,16 @@ def test_a_response_that_is_one_action_has_no_places(logged, part):
 
 def test_turns_are_actions(logged, part):
     """Turns of two tokens and of one: a value and a return for each, of the turn's rewards and those behind it."""
-    responses = [("q", "a好")] * 4
+    said = [
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "好"},
+        {"role": "assistant", "content": "cd"},
+    ]
+    played = [episode(*said, rewards=[0.0, 0.5])] * 4
     values = [[value, 9.0, 0.5, 9.0] for value in (0.5, 1.5, 0.5, 1.5)]
-    run = logged({"gamma": 1.0, "action": "turn"}, values=values, responses=responses)
+    run = logged({"gamma": 1.0, "action": "turn"}, values=values, responses=[("问", "abcd")] * 4, episodes=played)
     path = run / "rollouts" / "step-000001.parquet"
     replace(path, "token_rewards", [[0.0, score, 0.0, 0.5] for score in (0.0, 1.0, 0.0, 1.0)])
-    table = pq.read_table(path)
-    pq.write_table(table.append_column("turn_ends", pa.array([[2, 4]] * 4, pa.list_(pa.int32()))), path)
     said, _ = part(run)
     assert "4 responses, 8 values" in said
     assert "critic, lambda 1 1 1 0 0" in said
