@@ -14,7 +14,7 @@ import heedful
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-BOTH = [(f"{name}.md", f"{name}.zh.md") for name in ("README", "docs/first-steps", "docs/critic")]
+BOTH = [(f"{name}.md", f"{name}.zh.md") for name in ("README", "docs/first-steps", "docs/critic", "docs/environments")]
 LANGUAGE_LINK = re.compile(r"^\[(?:中文|English)\]\(.*\)$", re.MULTILINE)
 
 

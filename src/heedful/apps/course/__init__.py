@@ -17,9 +17,10 @@ A lesson is a MyST notebook kept as text (jupytext ``md:myst``). To write one, o
 8. Chinese has one word for one thing: token 词元, prompt 提示词, response 回答, pair 回答对, policy 策略, reference 参考模型,
    reward model 奖励模型, reward 奖励, return 回报, critic 价值函数, advantage 优势 or 优势函数, baseline 基线, ratio 概率比,
    clip 裁剪, truncate 截断, mask 掩码, padding 填充, end token 结束符, sample 采样, batch 批次, minibatch 小批次, epoch 轮次,
-   seed 随机种子, held out 留出, judge 裁判, gold judge 标准裁判, labeller 标注员, reward hacking 钻奖励的空子. A word that a
-   reader must find in code has its English once in parentheses: 价值函数（critic）. No space in ``92%``; one space between
-   Chinese and Latin letters, digits, code or formulas, none beside Chinese punctuation.
+   episode 回合, turn 轮, environment 环境, seed 随机种子, held out 留出, judge 裁判, gold judge 标准裁判, labeller 标注员,
+   reward hacking 钻奖励的空子. A word that a reader must find in code has its English once in parentheses:
+   价值函数（critic）. No space in ``92%``; one space between Chinese and Latin letters, digits, code or formulas, none
+   beside Chinese punctuation.
 """
 
 import warnings
