@@ -364,8 +364,10 @@ def test_rollout_files_have_calls_of_tools(config, tmp_path):
     settings = config(
         environment=(f"python:{WORLDS}:Guess",),
         chat_template=str(tmp_path / "工具.jinja"),
+        system_prompt="令牌 hf_" + "aB3" * 12,
         max_turns=2,
         max_new_tokens=300,
+        max_prompt_tokens=128,
         rollouts="all",
     )
     said = 'ok <call>{"name": "guess", "arguments": {"word": "苹果"}}'
@@ -378,7 +380,8 @@ def test_rollout_files_have_calls_of_tools(config, tmp_path):
         result = Message("tool", "yes", name="guess", tool_call_id=CALL_ID)
         called = Message("assistant", "ok", tool_calls=(call,))
         assert conversation[-3:] == (called, result, called)
-        assert conversation[0].content.endswith(" It has 2 letters.")
+        assert conversation[0] == Message("system", "令牌 ***"), "a secret of the settings is in no record"
+        assert conversation[1].content.endswith(" It has 2 letters.")
         assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["guess", "wait"]
         assert (row["ended"], row["failure"]) == ("turns", None)
 
