@@ -174,10 +174,7 @@ def test_nothing_is_left_of_them():
     talk.begin([{}, {}], seed=0)
     pids = [talk._first.pid, *[pid for pid, _ in talk._alive.values()]]
     talk.close()
-    deadline = time.monotonic() + 5
-    while any(map(worlds.is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(worlds.is_alive, pids))
+    assert worlds.are_gone(pids)
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,14 @@ class Deadly(Dice):
         return super()._reply(text)
 
 
+def are_gone(pids):
+    """Whether none of some processes is alive, after five seconds at most."""
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
 def is_alive(pid):
     try:
         os.kill(pid, 0)

@@ -215,10 +215,7 @@ def test_a_run_killed_among_episodes_leaves_no_process_and_goes_on_bit_for_bit(
     (folder / "armed").unlink(missing_ok=True)
     processes = [int(noted.stem) for noted in folder.glob("*.pid")]
     assert len(processes) == 8
-    deadline = time.monotonic() + 5
-    while any(map(worlds.is_alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(worlds.is_alive, processes))
+    assert worlds.are_gone(processes)
     logged = [line["step"] for line in read_jsonl(tmp_path / "cut" / "metrics.jsonl")]
     assert max(logged) == (2 if acts else 3)
     train("ppo turns", "cut")

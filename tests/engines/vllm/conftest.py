@@ -132,7 +132,8 @@ def playing(settings, tmp_path):
     soon."""
     make_tiny_model("qwen3", tmp_path / "talker", hidden_size=32, num_layers=2, max_length=128, initializer_range=0.5)
     worlds.end_turns_soon(tmp_path / "talker")
-    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], "goal": i % 3 + 1} for i in range(16)]
+    columns = [{"goal": i % 3 + 1, "folder": str(tmp_path)} for i in range(16)]
+    asked = [{"prompt": [{"role": "user", "content": f"你好 {i}"}], **of} for i, of in enumerate(columns)]
     write_jsonl(tmp_path / "对话.jsonl", asked)
 
     def make(kind, name, *servers, **changes):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import worlds
 from heedful import ConfigError, GRPOConfig, OnlineDPOConfig, PPOConfig, faults, train_grpo, train_online_dpo, train_ppo
 from heedful.algorithms.online.rollout import rollout
 from heedful.algorithms.online.start import start
@@ -113,9 +114,10 @@ def test_the_local_engine_servers_and_sampling_ahead_play_the_same_episodes(serv
         assert_same_episodes(other, played[0])
 
 
-def test_sampling_ahead_plays_what_sampling_in_turn_would(server, playing):
-    """With the numbers of the step, which also those of environments come from; bit for bit if rows are drawn together."""
-    config = playing(GRPOConfig, "Dice", server(), async_steps=1, eval_fraction=0.0, **CORRECTED)
+def test_sampling_ahead_plays_what_sampling_in_turn_would(server, playing, tmp_path):
+    """With the numbers of the step, which also those of environments come from. At the end no process is left, though the
+    next batch is being played."""
+    config = playing(GRPOConfig, "Deadly", server(), async_steps=1, eval_fraction=0.0, **CORRECTED)
     with starting(config) as learner:
         prompts = next(learner.prompts)
         ahead = learner.async_sampler.generate(learner.policy, prompts, learner.generator, version=0)
@@ -124,6 +126,9 @@ def test_sampling_ahead_plays_what_sampling_in_turn_would(server, playing):
     assert_same_episodes(ahead, in_turn)
     torch.testing.assert_close(ahead.logprobs, in_turn.logprobs, atol=1e-5, rtol=1e-4)
     assert ahead.versions.tolist() == in_turn.versions.tolist() == [0] * 16
+    processes = [int(noted.stem) for noted in tmp_path.glob("*.pid")]
+    assert len(processes) == 16 + 16
+    assert worlds.are_gone(processes)
 
 
 def test_sampling_is_at_most_so_many_steps_ahead(server, settings, tmp_path):
