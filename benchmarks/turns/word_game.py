@@ -3,7 +3,7 @@
 python benchmarks/turns/word_game.py --seeds 0 1 2 --output runs/word-game
 
 A word is one of eight. A guess costs 1/8, a hint tells a letter and costs nothing, a word that was found pays 1: who
-asks first and then guesses right gets .875. SFT shows calls of both tools without much sense in them; PPO by turns
+asks first and then guesses right gets .875. SFT shows games that ask and games that guess by chance; PPO by turns
 learns the game. Prints the mean reward of each step, and some episodes before and after.
 """
 
@@ -47,7 +47,7 @@ def tools() -> list[dict[str, Any]]:
 
 
 def conversation(draw: random.Random) -> dict[str, Any]:
-    """A game without much sense: half of the games ask, and half of those that asked listen."""
+    """A game without much sense: half of the games ask first, and the others guess by chance."""
     game, word = environment(), draw.choice(WORDS)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the word." + game.reset(word)}]
 
@@ -64,7 +64,7 @@ def conversation(draw: random.Random) -> dict[str, Any]:
     guess = draw.choice(WORDS)
     if draw.random() < 0.5:
         call("hint", place=0)
-        guess = word if draw.random() < 0.5 else guess
+        guess = word
     call("guess", word=guess)
     messages.append({"role": "assistant", "content": "Done."})
     return {"messages": messages, "tools": tools()}
@@ -98,8 +98,8 @@ def sft(output: Path) -> Path:
     config = heedful.SFTConfig(
         model=str(base),
         output=output / "sft",
-        max_steps=120,
-        batch_size=32,
+        max_steps=300,
+        batch_size=16,
         learning_rate=3e-3,
         device="cpu",
         dtype="float32",
@@ -137,7 +137,7 @@ def main() -> None:
             rollout_batch_size=64,
             minibatch_size=32,
             ppo_epochs=2,
-            learning_rate=1e-3,
+            learning_rate=5e-4,
             lr_schedule="constant",
             kl_coef=0.0,
             device="cpu",
