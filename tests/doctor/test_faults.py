@@ -258,6 +258,12 @@ class Keeps(Talk):
         super()._reply(text)
         return "再来" if len(self.said) % 2 else None
 
+class Reads(Keeps):
+    # Keeps what was said, and wants the prompt as it is in the data.
+    def reset(self, prompt, **columns):
+        assert prompt[-1]["content"].endswith("？")
+        return "好"
+
 class First(Talk):
     # Answers as the first record says.
     def reset(self, mark=0, **columns):
@@ -965,7 +971,7 @@ FAULTS = {
     "an environment without reset": Fault("ppo", acting("NoReset"), {"refused": "fail"}, "no method reset(**columns)"),
     "an environment that nobody pays": Fault(
         "grpo", acting("Free", **GROUPS), {"refused": "fail"}, "neither get_reward nor _turn_reward"),
-    "a tool without types": Fault("ppo", acting("Untyped"), {"refused": "fail"}, "needs a type and a line under Args:"),
+    "a tool without types": Fault("ppo", acting("Untyped"), {"refused": "fail"}, "and a type and a line under Args:"),
     "a column that reset needs": Fault("ppo", acting("Needs"), {"refused": "fail"}, "reset of Needs needs the column goal"),
     "a record without an environment": Fault(
         "ppo", lambda world, settings: acting("Talk")(world, settings) | {
@@ -991,6 +997,8 @@ FAULTS = {
         "online-dpo", acting("Same", **PAIRED), {"reward-constant": "warn"}, "environment gives all 64"),
     "an environment that keeps what was said": Fault(
         "ppo", acting("Keeps"), {"environment-keeps-state": "warn"}, "after the episode of another"),
+    "an environment that reads the prompt and keeps what was said": Fault(
+        "ppo", acting("Reads"), {"environment-keeps-state": "warn"}),
     "an environment that keeps its first record": Fault(
         "ppo", acting("First"), {"environment-keeps-state": "warn"}, "get_reward gives"),
     "an environment that draws from the system": Fault("ppo", acting("System"), {"environment-random": "warn"}),

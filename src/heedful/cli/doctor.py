@@ -228,9 +228,11 @@ def check_episodes(examination: Examination, learner: Learner[Any], responses: R
     examination.add(episodes.fails(responses.completions, config.max_failed_rewards))
     whole = responses[[row for row, one in enumerate(responses.completions) if not episodes.of(one).failure]]
     if len(whole):
+        asked = {one.prompt.source: one.prompt for one in learner.prompts.prompts}  # without what reset has added
+        completions = [replace(one, prompt=asked[one.prompt.source]) for one in whole.completions]
         examination.add(
             episodes.observations_long(whole, sampler.stop_ids, config.max_new_tokens),
-            *episodes.environments(sampler.episodes, whole.completions, config),
+            *episodes.environments(sampler.episodes, completions, config),
         )
         if not examination.has("template-omits"):
             examination.add(template_omits([one.prompt for one in whole.completions], sampler.renderer))
