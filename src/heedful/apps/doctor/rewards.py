@@ -29,7 +29,7 @@ from heedful.training.thresholds import (
     STILL,
     TIED,
 )
-from heedful.types import Completion
+from heedful.types import Completion, Episode, Message
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,17 @@ class RewardScores:
 
 
 def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:
-    """Call each reward by itself and take its time. Raises RewardError if one cannot be called at all."""
-    found = []
+    """Call each reward by itself and take its time. Raises RewardError if one cannot be called at all.
+
+    No reward is asked about an episode whose environment failed: it has a problem."""
+    found, failures = [], [one.episode.failure if one.episode is not None else "" for one in completions]
+    played = [one for one, failure in zip(completions, failures, strict=True) if not failure]
     for reward in rewards:
         started = time.perf_counter()
-        ((scores, _),) = call_rewards([(reward.name, reward.function)], completions)
-        found.append(RewardScores(reward, scores, time.perf_counter() - started))
+        ((scores, _),) = call_rewards([(reward.name, reward.function)], played) if played else (([], None),)
+        given = iter(scores)
+        rows = [Problem(f"was not asked: environment {why}") if why else next(given) for why in failures]
+        found.append(RewardScores(reward, rows, time.perf_counter() - started))
     return found
 
 
@@ -213,7 +218,10 @@ def empty_response(scored: RewardScores, completions: Sequence[Completion]) -> F
     are not single texts."""
     if not _asked_again(scored.reward) or any(one.episode for one in completions):
         return None
-    empty = [replace(one, response="", ids=(), truncated=False) for one in completions[:FEWEST]]
+    empty = [
+        replace(one, response="", ids=(), truncated=False, episode=_with_turns(one, Message("assistant", "")))
+        for one in completions[:FEWEST]
+    ]
     again = score_each([scored.reward], empty)[0]
     failed = next((row for row, one in enumerate(again.scores) if isinstance(one, Problem)), None)
     if failed is not None:
@@ -347,7 +355,15 @@ def white_space(scored: RewardScores, completions: Sequence[Completion], rendere
 
 def _spaced(completion: Completion, renderer: Renderer) -> Completion:
     ids = [*renderer.encoder.within(" "), *completion.ids, *renderer.encoder.within("\n")]
-    return replace(completion, response=f" {completion.response}\n", ids=ids)
+    turns = () if completion.episode is None else completion.episode.turns
+    *before, last = turns or [Message("assistant", "")]
+    episode = _with_turns(completion, *before, replace(last, content=f" {last.content}\n"))
+    return replace(completion, response=f" {completion.response}\n", ids=ids, episode=episode)
+
+
+def _with_turns(completion: Completion, *turns: Message) -> Episode | None:
+    """A completion's episode with these turns in the place of its own, if it has one."""
+    return None if completion.episode is None else replace(completion.episode, turns=turns)
 
 
 @torch.no_grad()
@@ -359,7 +375,11 @@ def reads_early(scored: RewardScores, completions: Sequence[Completion]) -> Find
     if not isinstance(reward, ModelReward) or reward.model.reads is None or not finished:
         return None
     rows = [
-        reward.inputs.encode(completion.prompt.prompt, completion.response, max_length=reward.model.max_length)
+        reward.inputs.encode(
+            completion.prompt.prompt,
+            completion.response if completion.episode is None else completion.episode.turns,
+            max_length=reward.model.max_length,
+        )
         for completion in finished
     ]
     shorter = [{"input_ids": row["input_ids"][:-1]} for row in rows]
