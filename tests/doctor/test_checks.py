@@ -275,7 +275,7 @@ def test_a_reward_of_an_empty_response(function, check):
     assert found(one) == (check and (check, "warn"))
 
 
-def played(completion):
+def as_episode(completion):
     """The completion as an episode of two turns, of which it is the last."""
     turns = (Message("assistant", "先"), Message("user", "然后呢？"), Message("assistant", completion.response))
     ended = Episode(turns, (), (2, 2 + len(completion.ids)), "environment")
@@ -297,7 +297,7 @@ def played(completion):
 )
 def test_a_reward_of_episodes_is_asked_about_other_episodes(function, checks):
     """It reads the turns: with another text alone each would score as it did, and no check or a wrong one would speak."""
-    completions = [played(one) for one in answered(*TEXTS)]
+    completions = [as_episode(one) for one in answered(*TEXTS)]
     (scored,) = rewards.score_each([Reward("分", function)], completions)
     asked = (
         rewards.ignores_responses(scored, completions),
@@ -305,19 +305,6 @@ def test_a_reward_of_episodes_is_asked_about_other_episodes(function, checks):
         rewards.white_space(scored, completions, Renderer(TOKENIZER)),
     )
     assert {one.check for one in asked if one is not None} == checks
-
-
-def test_an_episode_whose_environment_failed_is_no_response_to_a_reward():
-    completions = [played(one) for one in answered(*TEXTS)]
-    lost = Episode((), (), (), "environment", failure="Game raised RuntimeError: 坏了")
-    completions[3] = replace(completions[3], response="", ids=(), episode=lost)
-    (scored,) = rewards.score_each(
-        [Reward("分", lambda completions: [float(ord(c[-1]["content"][-1])) for c in completions])], completions
-    )
-    one = rewards.fails(scored, completions, 0.1)
-    assert found(one) == ("reward-fails", "warn")
-    assert "it was not asked: environment Game raised RuntimeError: 坏了" in one.evidence
-    assert rewards.white_space(scored, completions, Renderer(TOKENIZER)).check == "reward-white-space"
 
 
 def test_a_critic_that_was_trained_does_not_start_at_0():

@@ -51,17 +51,12 @@ class RewardScores:
 
 
 def score_each(rewards: Sequence[Reward], completions: Sequence[Completion]) -> list[RewardScores]:
-    """Call each reward by itself and take its time. Raises RewardError if one cannot be called at all.
-
-    No reward is asked about an episode whose environment failed: it has a problem."""
-    found, failures = [], [one.episode.failure if one.episode is not None else "" for one in completions]
-    played = [one for one, failure in zip(completions, failures, strict=True) if not failure]
+    """Call each reward by itself and take its time. Raises RewardError if one cannot be called at all."""
+    found = []
     for reward in rewards:
         started = time.perf_counter()
-        ((scores, _),) = call_rewards([(reward.name, reward.function)], played) if played else (([], None),)
-        given = iter(scores)
-        rows = [Problem(f"was not asked: environment {why}") if why else next(given) for why in failures]
-        found.append(RewardScores(reward, rows, time.perf_counter() - started))
+        ((scores, _),) = call_rewards([(reward.name, reward.function)], completions)
+        found.append(RewardScores(reward, scores, time.perf_counter() - started))
     return found
 
 
@@ -214,9 +209,8 @@ def ignores_responses(scored: RewardScores, completions: Sequence[Completion]) -
 
 
 def empty_response(scored: RewardScores, completions: Sequence[Completion]) -> Finding | None:
-    """Does a reward fail on empty responses, which a policy may write, or score them as high as the best of others? Episodes
-    are not single texts."""
-    if not _asked_again(scored.reward) or any(one.episode for one in completions):
+    """Does a reward fail on empty responses, which a policy may write, or score them as high as the best of others?"""
+    if not _asked_again(scored.reward):
         return None
     empty = [
         replace(one, response="", ids=(), truncated=False, episode=_with_turns(one, Message("assistant", "")))
@@ -333,8 +327,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def white_space(scored: RewardScores, completions: Sequence[Completion], renderer: Renderer) -> Finding | None:
-    """How far do scores move with a space before a response and a line break behind it? Episodes are not single texts."""
-    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST or any(one.episode for one in completions):
+    """How far do scores move with a space before a response and a line break behind it?"""
+    if not _asked_again(scored.reward) or len(scored.totals) < FEWEST:
         return None
     before = {row: total for total, row in scored.totals}
     after = _score_again(scored, [_spaced(completion, renderer) for completion in completions])
