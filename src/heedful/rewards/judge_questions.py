@@ -41,7 +41,7 @@ class Case(NamedTuple):
     prompt: Any
     """A string, or a list of messages as reward functions get them."""
     answer: str
-    """The response without its thinking, with a note if it was cut."""
+    """The response without its thinking, with a note if it was cut; of an episode all turns, each behind its role."""
     columns: Mapping[str, Any]
     """The columns of the prompt's record shown to the judge."""
 
@@ -49,9 +49,11 @@ class Case(NamedTuple):
 def case_of(prompt: Any, completion: Any, truncated: bool, columns: Mapping[str, Any]) -> Case:
     """Make the case of a response for a judge."""
     _, answer = split_thinking(response_text(completion))
-    if answer is None:
-        return Case(prompt, NO_ANSWER, columns)
-    return Case(prompt, f"{answer}\n{CUT}" if truncated else answer, columns)
+    note = [NO_ANSWER] if answer is None else [CUT] if truncated else []
+    said = [answer] if answer is not None else []
+    if not isinstance(completion, str) and len(completion) > 1:
+        said = [_turn(one | {"content": split_thinking(one["content"])[1] or ""}) for one in completion]
+    return Case(prompt, "\n".join([*said, *note]), columns)
 
 
 def read_rubric(path: Path | None) -> str:

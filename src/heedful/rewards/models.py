@@ -26,7 +26,15 @@ from heedful.models.tokenizer import load_tokenizer
 from heedful.rewards.results import Distributed, Truncated
 from heedful.rewards.rules import response_text
 from heedful.rewards.scoring import Reward
-from heedful.types import MicroBatch, Prompt, Ranking, SpecialTokens, plain_response
+from heedful.types import (
+    MicroBatch,
+    Prompt,
+    Ranking,
+    Response,
+    SpecialTokens,
+    Text,
+    plain_response,
+)
 
 
 class Machine(TypedDict):
@@ -100,24 +108,22 @@ class ModelReward(Distributed):
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], truncated: Sequence[bool], **_: Any
     ) -> list[float]:
-        texts = [
-            prompt if isinstance(prompt, str) else tuple(from_dict(message) for message in prompt) for prompt in prompts
-        ]
-        responses, limit = [response_text(completion) for completion in completions], self.model.max_length
+        records = [_as_records(*one) for one in zip(prompts, completions, strict=True)]
+        limit = self.model.max_length
         rows = [
             self.inputs.encode(prompt, response, truncated=cut)
-            for prompt, response, cut in zip(texts, responses, truncated, strict=True)
+            for (prompt, response), cut in zip(records, truncated, strict=True)
         ]
         too_long = [i for i, row in enumerate(rows) if len(row["input_ids"]) > limit]
         if too_long and not self.reads_beginnings:
-            longest = max(len(row["input_ids"]) for row in rows)
+            longest, first = max(len(row["input_ids"]) for row in rows), plain_response(records[too_long[0]][1])
             raise RewardError(
                 f"{len(too_long)} of {len(rows)} prompts with their responses are longer than the {limit} tokens that the "
-                f"reward model reads (longest {longest}; first response {responses[too_long[0]]!r:.80}); use shorter prompts "
-                "and responses, or a reward model that reads more"
+                f"reward model reads (longest {longest}; first response {first!r:.80}); use shorter prompts and responses, "
+                "or a reward model that reads more"
             )
         for i in too_long:
-            rows[i] = self.inputs.encode_beginning(texts[i], responses[i], max_length=limit)
+            rows[i] = self.inputs.encode_beginning(*records[i], max_length=limit)
         check_rows(
             self.model.classifier, self.inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows)
         )
@@ -125,6 +131,13 @@ class ModelReward(Distributed):
         for i in too_long:
             scores[i] = Truncated(scores[i])
         return scores
+
+
+def _as_records(prompt: Any, completion: Any) -> tuple[Text, Response]:
+    """A prompt and a completion as reward functions get them, as records; of an episode all turns."""
+    if isinstance(prompt, str) or isinstance(completion, str):
+        return prompt if isinstance(prompt, str) else tuple(map(from_dict, prompt)), response_text(completion)
+    return tuple(map(from_dict, prompt)), tuple(map(from_dict, completion))
 
 
 def load_model_reward(
