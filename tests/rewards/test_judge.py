@@ -19,6 +19,7 @@ from heedful.rewards import Completion, Ensemble, score, score_tokens
 from heedful.rewards import judge as judge_module
 from heedful.rewards.judge import Cache, check_cache, question_key
 from heedful.rewards.judge_questions import (
+    CUT,
     NO_ANSWER,
     RUBRIC,
     TIE,
@@ -32,6 +33,7 @@ from heedful.rewards.judge_questions import (
 )
 from heedful.rewards.resolve import check_reward_options, check_reward_string, resolve_rewards
 from heedful.rewards.results import Problem
+from heedful.types import Episode
 from refusals import refused
 
 
@@ -89,6 +91,18 @@ def test_what_a_judge_is_sent(answering, judge, completions, tmp_path, monkeypat
     assert "[system]\n简短\n[user]\n你好\n</prompt" in answered
     assert re.search(r"<response (\w+)>\n您好！\n</response \1>$", answered), "without its thinking"
     assert re.search(rf"<response (\w+)>\n{re.escape(NO_ANSWER)}\n</response \1>$", unanswered)
+
+
+def test_a_judge_reads_all_turns_of_an_episode(answering, judge):
+    """Without their thinking, and with a note if it was cut."""
+    server = answering(lambda count: chat("Score: 7"))
+    turns = (Message("assistant", "<think>想</think>猫"), Message("user", "用法语呢？"), Message("assistant", "cha"))
+    played = Episode(turns=turns, rewards=(), ends=(3, 8), ended="tokens")
+    asked = Prompt((Message("user", "cat?"),), "chat.jsonl:7")
+    score([judge(server)], [Completion(asked, "", ids=(250,), truncated=True, episode=played)])
+    (body,) = server.bodies()
+    said = f"[assistant]\n猫\n[user]\n用法语呢？\n[assistant]\ncha\n{CUT}"
+    assert re.search(rf"\n<response (\w+)>\n{re.escape(said)}\n</response \1>$", body["messages"][1]["content"])
 
 
 def test_no_text_can_close_its_tag():

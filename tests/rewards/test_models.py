@@ -28,7 +28,7 @@ from heedful.rewards import Completion, score
 from heedful.rewards.models import ModelReward, agreement_with, check_context, load_model_reward
 from heedful.rewards.resolve import resolve_rewards
 from heedful.rewards.results import Truncated
-from heedful.types import MicroBatch
+from heedful.types import Episode, MicroBatch
 from refusals import refused
 
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -81,6 +81,25 @@ def test_a_decoder_reads_prompt_and_response_as_one_text(decoder, reading):
     text = tokenizer.apply_chat_template(said, tokenize=False).removesuffix("\n")
     assert scores == raw_scores(decoder, *rows, tokenizer("问答").input_ids, tokenizer(text).input_ids)
     assert len({round(s, 4) for s in scores}) == 8
+
+
+def test_a_decoder_reads_all_turns_of_an_episode(decoder, reading):
+    """As its template writes the whole conversation; an answer in the middle changes the score."""
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+
+    def episode(first):
+        turns = (Message("assistant", first), Message("user", "用法语呢？"), Message("assistant", "chat"))
+        played = Episode(turns=turns, rewards=(), ends=(3, 8), ended="turns")
+        return Completion(Prompt((Message("user", "猫？"),), "d:1"), "", ids=(250,), episode=played)
+
+    def ids(first):
+        said = [("user", "猫？"), ("assistant", first), ("user", "用法语呢？"), ("assistant", "chat")]
+        text = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in said], tokenize=False)
+        return tokenizer(text.removesuffix("\n")).input_ids
+
+    scores, _ = score([reading("decoder")], [episode("cat"), episode("笨蛋")])
+    assert scores == raw_scores(decoder, ids("cat"), ids("笨蛋"))
+    assert abs(scores[0] - scores[1]) > 1e-4
 
 
 def test_an_encoder_reads_a_pair(tiny, reading):
@@ -343,6 +362,19 @@ def test_the_longest_beginning_that_fits(reads, prompt):
         inputs.encode_beginning(prompt, response, max_length=1)["input_ids"]
         == (inputs.encode(prompt, "", truncated=True)["input_ids"])
     )
+
+
+def test_the_longest_beginning_of_an_episode_ends_within_an_answer():
+    inputs = RewardInputs(byte_tokenizer())
+    prompt = (Message("user", "猫？"),)
+    said = (Message("assistant", "一二三"), Message("user", "用法语呢？"), Message("assistant", "四五六"))
+    first = inputs.encode(prompt, "一二三", truncated=True)["input_ids"]
+    last = inputs.encode((*prompt, *said[:2]), "", truncated=True)["input_ids"]
+    whole = inputs.encode(prompt, said, truncated=True)["input_ids"]
+    assert len(whole) == len(last) + 9  # three bytes a character
+    for limit in range(len(first), len(whole)):
+        row = inputs.encode_beginning(prompt, said, max_length=limit)["input_ids"]
+        assert row == (first if limit < len(last) else whole[: limit - (limit - len(last)) % 3])
 
 
 def test_of_an_encoders_two_texts_the_response_is_cut(tiny):

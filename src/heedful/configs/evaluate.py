@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from heedful.configs.online import EnvironmentOptions
 from heedful.configs.options import MachineOptions, RecordOptions, SamplingOptions, TrustOptions
 from heedful.configs.scoring import RewardOptions
 from heedful.configs.settings import FINITE, POSITIVE, Range
@@ -47,7 +48,7 @@ class AccuracyConfig(EvaluationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledOptions(SamplingOptions, EvaluationOptions):
+class SampledOptions(SamplingOptions, EnvironmentOptions, EvaluationOptions):
     """Settings of the measures that sample."""
 
     SECTION = "evaluation"

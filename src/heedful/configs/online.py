@@ -619,6 +619,12 @@ class EnvironmentOptions(Settings):
                 *("max_turns", "environment_timeout"),
                 because="is about an environment, and there is none: add --environment, or leave it out",
             )
+        length = getattr(self, "response_length", "stop")
+        if self.environment and length != "stop":
+            raise ConfigError(
+                f"--response-length {length} does not go with --environment, whose turns end with their end token; leave out "
+                "one of the two"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -820,11 +826,6 @@ class RolloutConfig(
         """Raise ConfigError for settings that do not go with an environment."""
         if not self.environment:
             return
-        if self.response_length != "stop":
-            raise ConfigError(
-                f"--response-length {self.response_length} does not go with --environment, whose turns end with their end "
-                "token; leave out one of the two"
-            )
         if self.overlong_buffer:
             raise ConfigError(
                 f"--overlong-buffer {self.overlong_buffer} is about the policy's own tokens, but with --environment "

@@ -589,16 +589,23 @@ class RewardInputs:
             return {"input_ids": self.renderer.conversation_ids(prompt, response)[:max_length]}
         return {"input_ids": self.renderer.read_ids(prompt, response, truncated=truncated)[:max_length]}
 
-    def encode_beginning(self, prompt: Text, response: str, *, max_length: int) -> dict[str, list[int]]:
+    def encode_beginning(self, prompt: Text, response: Response, *, max_length: int) -> dict[str, list[int]]:
         """Return the ids of a prompt with the longest beginning of its response that fits, as a truncated response.
 
-        If not even the prompt fits, return the ids of the prompt with an empty response.
+        A response of several turns ends within an answer. If not even the prompt fits, return the ids of the prompt with an
+        empty response.
         """
+        asked, answer = last_answer(prompt, response)
+        text = plain_response(answer)
 
         def row(end: int) -> dict[str, list[int]]:
-            return self.encode(prompt, response[:end], truncated=True)
+            return self.encode(asked, text[:end], truncated=True)
 
-        end = bisect.bisect_right(range(len(response)), max_length, key=lambda k: len(row(k)["input_ids"]))
+        if isinstance(response, tuple) and len(row(0)["input_ids"]) > max_length:
+            earlier = [place for place, turn in enumerate(response[:-1]) if turn.role == "assistant"]
+            if earlier:
+                return self.encode_beginning(prompt, response[: earlier[-1] + 1], max_length=max_length)
+        end = bisect.bisect_right(range(len(text)), max_length, key=lambda k: len(row(k)["input_ids"]))
         while end > 0 and len(row(end)["input_ids"]) > max_length:
             end -= 1
         return row(end)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from heedful.configs.online import EnvironmentOptions
 from heedful.data.batches import collate
 from heedful.data.chat import Renderer
 from heedful.data.dialogue import Dialogue, whole
@@ -114,6 +115,36 @@ class Episodes:
         """The files with the code of the environments, on rank 0."""
         found = [one.spec.removeprefix(PREFIX).rpartition(":")[0] for one in self.environments.values()]
         return [*found, *(file for one in self.environments.values() for file in one.abilities.files)]
+
+    @classmethod
+    def load(
+        cls,
+        options: EnvironmentOptions,
+        renderer: Renderer,
+        *,
+        max_new_tokens: int,
+        max_prompt_tokens: int,
+        together: bool = True,
+    ) -> "Episodes":
+        """Start the environments of ``options``, on rank 0. Raises ConfigError, CheckpointError."""
+        environments: dict[str, Environments] = {}
+
+        def start() -> dict[str, Abilities]:
+            for spec in options.environment:
+                one = Environments(spec, timeout=options.environment_timeout)
+                environments[one.name] = one
+            return {name: one.abilities for name, one in environments.items()}
+
+        abilities = ranks.on_rank_zero(start)
+        return cls(
+            renderer,
+            environments,
+            abilities,
+            max_turns=options.max_turns,
+            max_new_tokens=max_new_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            together=together,
+        )
 
     def play(self, say: Say, prompts: Sequence[EncodedPrompt], generator: torch.Generator) -> Responses:
         """An episode for each prompt. Environments draw numbers of their own, which depend on the generator's state."""

@@ -17,7 +17,7 @@ from heedful.engines.engine import SamplingSource
 from heedful.engines.episodes import Episodes
 from heedful.engines.generate import MICRO_BATCH, generate
 from heedful.engines.probe import check_sampling, tell_textless
-from heedful.engines.responses import Responses
+from heedful.engines.responses import Responses, joined
 from heedful.models.policy import Policy
 from heedful.models.shape import check_own_tokens, check_rows, rows_with_text
 from heedful.types import MicroBatch
@@ -60,6 +60,16 @@ class Sampler:
         return self.episodes.play(
             lambda before, most: self._sample(policy, before, generator, version, most), prompts, generator
         )
+
+    def generate_in_parts(
+        self, policy: Policy, prompts: Sequence[EncodedPrompt], generator: torch.Generator
+    ) -> Responses:
+        """As `generate`, with no more environments alive than a micro-batch has rows."""
+        size = len(prompts) if self.episodes is None else self.micro_batch.rows
+        parts = [
+            self.generate(policy, prompts[start : start + size], generator) for start in range(0, len(prompts), size)
+        ]
+        return parts[0] if len(parts) == 1 else joined(parts, range(len(prompts)), pad_id=self.renderer.pad_id)
 
     def _sample(
         self,

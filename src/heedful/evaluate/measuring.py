@@ -1,7 +1,7 @@
 """Shared parts of the measures: held-out records, a policy's responses to them, and the treatment of failures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from heedful.data.loading import answerable, encode_prompts, read_usable
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import HasPrompt, item_key, split_by_prompt
 from heedful.display import say
+from heedful.engines.episodes import Episodes
 from heedful.engines.responses import Responses
 from heedful.engines.sampler import make_sampler, with_graphs
 from heedful.errors import DataError, RewardError
@@ -189,7 +190,15 @@ def answer(config: SampledOptions, name: str, prompts: Sequence[Prompt], *, best
     encoded, _ = encode_prompts(prompts, renderer, max_length=longest, action="truncate", learns=False)
     encoded = [prompt for prompt in encoded for _ in range(config.samples_per_prompt * best_of)]
     sampler = make_sampler(with_graphs(config, policy), renderer, policy, micro_batch=config.micro_batch)
-    return Answered(policy, sampler.generate(policy, encoded, torch.Generator().manual_seed(config.seed)))
+    if config.environment:
+        sampler = replace(
+            sampler,
+            episodes=Episodes.load(config, renderer, max_new_tokens=config.max_new_tokens, max_prompt_tokens=longest),
+        )
+    try:
+        return Answered(policy, sampler.generate_in_parts(policy, encoded, torch.Generator().manual_seed(config.seed)))
+    finally:
+        sampler.close()
 
 
 def without_failed(given: Sequence[Scores], count: int, *, each: int = 1) -> tuple[list[int], dict[str, Any]]:

@@ -117,11 +117,7 @@ class ModelReward(Distributed):
                 "and responses, or a reward model that reads more"
             )
         for i in too_long:
-            prompt, response = texts[i], responses[i]
-            if isinstance(response, str):
-                rows[i] = self.inputs.encode_beginning(prompt, response, max_length=limit)
-            else:
-                rows[i] = self.inputs.encode(prompt, response, truncated=True, max_length=limit)
+            rows[i] = self.inputs.encode_beginning(texts[i], responses[i], max_length=limit)
         check_rows(
             self.model.classifier, self.inputs.tokenizer, (("a response to score", row["input_ids"]) for row in rows)
         )

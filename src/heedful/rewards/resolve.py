@@ -19,6 +19,7 @@ from heedful.models.policy import Policy
 from heedful.models.reward_model import RewardModel
 from heedful.models.source import resolve
 from heedful.redact import redact
+from heedful.rewards.environment import environment_reward
 from heedful.rewards.functions import FunctionProcess
 from heedful.rewards.http import IN_FLIGHT, HTTPReward, check_url
 from heedful.rewards.judge import check_judge_string, check_judges, is_judge, load_judge
@@ -53,8 +54,12 @@ def is_address(reward: str) -> bool:
 
 
 def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
-    """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError."""
-    if not wanted:
+    """Check that rewards, weights and their combination fit together, before anything is loaded. Raises ConfigError.
+
+    With an environment, which may give rewards, none is needed.
+    """
+    plays = bool(getattr(options, "environment", ()))
+    if not wanted and not plays:
         raise ConfigError(f"--rewards is missing: {FORMS}; in Python, rewards= takes functions too")
     for reward in wanted:
         check_reward(reward)
@@ -70,7 +75,7 @@ def check_wanted(wanted: Sequence[AnyReward], options: RewardOptions) -> None:
         raise ConfigError(
             f"{flag}weights gives a weight to {own[0]}, which has one of its own; leave out one of the two"
         )
-    if len(wanted) == 1 and options.reward_combine != "sum":
+    if len(wanted) == 1 and options.reward_combine != "sum" and not plays:
         raise ConfigError(
             f"{flag}combine {options.reward_combine} combines several rewards, but there is only one; add more, or leave "
             "it out"
@@ -101,7 +106,7 @@ def check_reward_options(wanted: Sequence[AnyReward], options: RewardOptions) ->
 
 
 def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine: Unpack[Machine]) -> Ensemble:
-    """Load rewards and give them the weights and the combination of ``options``.
+    """Load rewards and give them the weights and the combination of ``options``. With an environment, add its own.
 
     Raises ConfigError, CheckpointError or RewardError.
     """
@@ -110,6 +115,9 @@ def load_rewards(wanted: Sequence[AnyReward], options: RewardOptions, **machine:
     if options.reward_weights:
         pairs = zip(rewards, options.reward_weights, strict=True)
         rewards = [replace(reward, weight=weight) for reward, weight in pairs]
+    if getattr(options, "environment", ()):
+        taken = any(reward.name == "environment" for reward in rewards)
+        rewards.append(Reward("environment#2" if taken else "environment", environment_reward))
     return Ensemble(tuple(rewards), options.reward_combine, max_failed=options.max_failed_rewards)
 
 

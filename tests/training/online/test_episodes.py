@@ -212,6 +212,15 @@ def test_a_critic_judges_turns(config):
     torch.testing.assert_close(first, expected)
 
 
+@pytest.mark.parametrize(("turn", "repeats"), [("一二三", False), ("一一一一", True)])
+def test_a_turn_that_begins_as_an_earlier_one_is_no_repetition(config, turn, repeats):
+    """Of 4-grams of bytes: a text repeats itself only within a turn."""
+    learner = forced(config(max_new_tokens=160), turns=(turn,))
+    scored = rollout(learner, next(learner.prompts))
+    assert {len(one.episode.ends) for one in scored.completions} == {1, 2, 3}
+    assert (make_experience(learner, scored).metrics["rollout/repeated_frac"] > 0) == repeats
+
+
 @pytest.mark.parametrize(
     ("changes", "turns", "ended", "said"),
     [

@@ -40,6 +40,8 @@ def rollout_metrics(
     """
     responses, mask = scored.responses, scored.batch.response_mask
     raw, lengths = torch.tensor(scored.scores, dtype=torch.float64), responses.lengths.float()
+    said, turn = responses.ids[:, -mask.shape[1] :], core.turn_starts(mask).cumsum(dim=1)
+    of_turns = said + turn * (said.max() + 1)  # an answer may well begin as an earlier one
     low, middle, high = lengths.quantile(upload(torch.tensor([0.1, 0.5, 0.9]), lengths.device))
     metrics = {
         "reward/score_mean": raw.mean(),
@@ -50,7 +52,7 @@ def rollout_metrics(
         "rollout/length_p90": high,
         "rollout/length_max": lengths.max(),
         "rollout/eos_frac": 1 - responses.truncated.float().mean(),
-        "rollout/repeated_frac": core.repeated_ngrams(responses.ids[:, -mask.shape[1] :], mask).mean(),
+        "rollout/repeated_frac": core.repeated_ngrams(of_turns, mask).mean(),
     }
     if len(raw) > 1:
         metrics["reward/score_std"] = raw.std(correction=0)

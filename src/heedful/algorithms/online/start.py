@@ -33,12 +33,10 @@ from heedful.data.loading import Counts, EncodedPrompt, encode_prompts, encode_s
 from heedful.data.schemas import read_prompts
 from heedful.data.splits import BatchOrder
 from heedful.display import say
-from heedful.distributed import ranks
 from heedful.engines.engine import OwnEngine, SyncServers
 from heedful.engines.episodes import Episodes, reset_columns
 from heedful.engines.remote import connect, put_to_sleep
 from heedful.engines.sampler import Sampler, make_sampler, with_graphs
-from heedful.environments.processes import Abilities, Environments
 from heedful.errors import ConfigError, DataError, RewardError, SamplerError, TrainingError
 from heedful.kernels.device import frozen_dtype
 from heedful.kernels.waiting import on_device
@@ -50,7 +48,6 @@ from heedful.models.tokenizer import check_companion, load_chat_tokenizer
 from heedful.models.value_model import ValueModel
 from heedful.planning.memory import Lengths
 from heedful.rewards import Reward, RewardFunction, score, score_tokens
-from heedful.rewards.environment import environment_reward
 from heedful.rewards.judge import check_comparing
 from heedful.rewards.models import Machine, check_context, model_rewards
 from heedful.rewards.resolve import AnyRewards, check_reward_options, check_wanted, listed, load_judges, load_rewards
@@ -246,7 +243,13 @@ def _async_sampler(config: RolloutConfig, sampler: Sampler, prompts: Prompts) ->
     assert isinstance(sampler.source, SyncServers)
     episodes = None
     if sampler.episodes is not None:
-        episodes = _episodes(config, sampler.renderer, sampler.episodes.max_prompt_tokens, together=False)
+        episodes = Episodes.load(
+            config,
+            sampler.renderer,
+            max_new_tokens=config.max_new_tokens,
+            max_prompt_tokens=sampler.episodes.max_prompt_tokens,
+            together=False,
+        )
     ahead = AsyncServers(
         sampler.source.remote,
         prompts,
@@ -332,8 +335,7 @@ def _wanted_rewards(config: C, rewards: AnyRewards) -> tuple[C, list[str | Rewar
     for name, value in config.user_code.items():
         user_code.load(name, value)
     wanted = [*config.rewards, *listed(rewards)]
-    if wanted or not config.environment:
-        check_wanted(wanted, config)
+    check_wanted(wanted, config)
     check_reward_options([*wanted, *config.selection_rewards], config)
     holds_out = config.eval_data is not None or config.eval_fraction > 0
     check_comparing(
@@ -347,14 +349,7 @@ def _load_rewards(
 ) -> tuple[Ensemble, Ensemble]:
     """The rewards to train on, and those that select a model. Reward models read as many rows at a time as the policy does
     without gradients; an http reward is asked about ``micro_batch_size`` at a time."""
-    if wanted or not config.environment:
-        functions = load_rewards(wanted, config, **_where(policy, config))
-    else:
-        functions = Ensemble((), max_failed=config.max_failed_rewards)
-    if config.environment:
-        taken = any(reward.name == "environment" for reward in functions)
-        own = Reward("environment#2" if taken else "environment", environment_reward)
-        functions = replace(functions, rewards=(*functions.rewards, own))
+    functions = load_rewards(wanted, config, **_where(policy, config))
     judges = load_judges("--selection-rewards", config.selection_rewards, config, **_where(policy, config))
     models = [reward for _, reward in model_rewards([*functions, *judges])]
     for reward in models:
@@ -406,7 +401,11 @@ def _sampler(
         merge_adapters=planned.merges_adapters,
     )
     if config.environment:
-        sampler = replace(sampler, episodes=_episodes(config, renderer, longest - config.max_new_tokens))
+        longest_prompt = longest - config.max_new_tokens
+        episodes = Episodes.load(
+            config, renderer, max_new_tokens=config.max_new_tokens, max_prompt_tokens=longest_prompt
+        )
+        sampler = replace(sampler, episodes=episodes)
     if not config.sampler:
         return sampler
     if config.user_engine is not None:
@@ -416,28 +415,6 @@ def _sampler(
         config, policy, stop_ids=sampler.stop_ids, pad_id=renderer.pad_id, longest=longest, is_known=is_known
     )
     return replace(sampler, source=SyncServers(remote))
-
-
-def _episodes(config: RolloutConfig, renderer: Renderer, longest_prompt: int, *, together: bool = True) -> Episodes:
-    """What the policy speaks with in turns. Raises ConfigError, CheckpointError."""
-    environments: dict[str, Environments] = {}
-
-    def load() -> dict[str, Abilities]:
-        for spec in config.environment:
-            one = Environments(spec, timeout=config.environment_timeout)
-            environments[one.name] = one
-        return {name: one.abilities for name, one in environments.items()}
-
-    abilities = ranks.on_rank_zero(load)
-    return Episodes(
-        renderer,
-        environments,
-        abilities,
-        max_turns=config.max_turns,
-        max_new_tokens=config.max_new_tokens,
-        max_prompt_tokens=longest_prompt,
-        together=together,
-    )
 
 
 def _check_episodes(
