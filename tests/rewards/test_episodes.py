@@ -83,9 +83,9 @@ def test_a_reward_model_reads_the_beginning_of_a_long_episode(episode, model_rew
     reward = model_reward(TEMPLATE)
     reward.reads_beginnings, limit = True, reward.model.max_length
     turns = (CALL, Message("tool", "7" * limit, name="加", tool_call_id="call00001"), TURNS[2])
-    whole = reward.inputs.renderer.read_ids(ASKED, turns, truncated=True)
+    first = reward.inputs.encode(ASKED, turns[:1], truncated=True)  # all that fits is the call
     scores = score_tokens([Reward("模型", reward)], [replace(episode, episode=replace(episode.episode, turns=turns))])
-    assert scores.totals == pytest.approx(reward.model([{"input_ids": whole[:limit]}]).tolist())
+    assert scores.totals == pytest.approx(reward.model([first]).tolist())
     assert scores.unread == (0,)
 
 

@@ -601,9 +601,12 @@ class RewardInputs:
         def row(end: int) -> dict[str, list[int]]:
             return self.encode(asked, text[:end], truncated=True)
 
-        if isinstance(response, tuple) and len(row(0)["input_ids"]) > max_length:
+        if isinstance(response, tuple):
+            whole = self.encode(prompt, response, truncated=True)
+            if len(whole["input_ids"]) <= max_length:
+                return whole
             earlier = [place for place, turn in enumerate(response[:-1]) if turn.role == "assistant"]
-            if earlier:
+            if earlier and len(row(0)["input_ids"]) > max_length:
                 return self.encode_beginning(prompt, response[: earlier[-1] + 1], max_length=max_length)
         end = bisect.bisect_right(range(len(text)), max_length, key=lambda k: len(row(k)["input_ids"]))
         while end > 0 and len(row(end)["input_ids"]) > max_length:
