@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from heedful import Message, make_tiny_model
+from heedful.cli.main import main as heedful_main
 from heedful.data import read_prompts, read_rankings, split_by_prompt
 from heedful.models import byte_tokenizer
 from jsonl import read_jsonl
@@ -112,6 +113,95 @@ def test_pairs_and_prompts_of_sentiment(run, written, tiny, tmp_path):
     other = made("别", "--seed", 1)
     assert other[0] != pairs
     assert other[1] != prompts
+
+
+def talked(*answers):
+    """A dialogue with these answers; what the user says between them is not read."""
+    return [turn for text in answers for turn in ({"role": "assistant", "content": text}, {"role": "user"})][:-1]
+
+
+FRUITS = [["List three fruits.", "lists", "apple, pear, plum"], ["Three others?", "lists", "others"],
+          ["The first again?", "lists", "again"]]  # fmt: skip
+BIG = [["大的反义词？", "反义词", "小"], ["它的反义词呢？", "反义词", "大"], ["先说的是什么？", "反义词", "again"]]
+DIALOGUES = [
+    (BIG, ["当然，是小。", "当然，是大。", "当然，是小。"], [BIG[1][0], BIG[2][0]], [1.0, 1.0, 1.0]),
+    (
+        BIG,
+        ["当然，是大。", "小！傻瓜！", "小"],
+        ["不对。 大的反义词？", "请礼貌一点。 大的反义词？"],
+        [0.21, 0.29, 0.41],
+    ),
+    (FRUITS, ["Gladly! Here: fig, plum, pear."] * 3, ["Three others?", "No. Three others?"], [1.0, 0.21, 0.21]),
+    (
+        FRUITS,
+        ["Gladly! Here: fig, plum, pear.", "Gladly! Here: cherry, melon, apple.", "Gladly! Here: apple, pear, plum."],
+        ["Three others?", "The first again?"],
+        [1.0, 1.0, 0.21],
+    ),
+    (FRUITS, ["Gladly! Here: FIG, PLUM猫, PEAR."] * 2, ["Three others?", "No. Three others?"], [0.39, 0.21]),
+    (FRUITS, ["Fool! apple, pear, plum!"], ["Be polite! List three fruits."], [0.29]),
+]
+"""Wishes, what the policy says, what the user says to it, and the marks."""
+
+
+@pytest.mark.parametrize("number", range(len(DIALOGUES)))
+def test_the_user_of_a_dialogue_hears_and_the_judge_knows_what_was_said(script, number):
+    wishes, answers, replies, expected = DIALOGUES[number]
+    module = script("dialogue/user")
+    user = module.User()
+    user.reset(wishes)
+    heard = [user._reply(text) for text in answers]
+    assert heard == [*replies, None][: len(answers)]
+    assert module.marks(talked(*answers), False, wishes) == pytest.approx(expected)
+    assert module.gold([talked(*answers)], [False], [wishes]) == pytest.approx([sum(expected) / 3])
+
+
+def test_a_dialogue_that_is_cut_has_no_mark_for_what_was_not_said(script):
+    module, turns = script("dialogue/user"), talked("当然，是小。", "当然，是大。")
+    assert module.marks(turns, True, BIG) == pytest.approx([1.0, 0.39])
+    assert module.gold([turns], [True], [BIG]) == pytest.approx([1.39 / 3])
+
+
+def test_dialogues_of_people_in_the_world(run, script, tmp_path):
+    """A third of their answers is good; one who is always right and polite has the highest mark with every prompt."""
+    status, out, err = run("dialogue/dialogues", "demonstrations", tmp_path / "对话")
+    assert (status, err) == (0, "")
+    assert re.findall(r"(\w+)\.jsonl: (\d+) records", out) == [("prompts", "592"), ("demonstrations", "3552")]
+    prompts, people = (read_jsonl(tmp_path / "对话" / "data" / f"{n}.jsonl") for n in ("prompts", "demonstrations"))
+    user, family_named = script("dialogue/user"), script("dialogue/dialogues").family_named
+    wishes = {row["prompt"][0]["content"]: row["wishes"] for row in prompts}
+    for asked in wishes.values():
+        one, answers = user.User(), []
+        one.reset(asked)
+        while not answers or one._reply(answers[-1]) is not None:
+            answers.append(family_named(one._wish()[1]).frame.format(one._right()))
+        assert user.gold([talked(*answers)], [False], [asked]) == [1.0]
+    rows = [(row["completion"], wishes[row["prompt"][0]["content"]]) for row in people]
+    marks = [mark for turns, asked in rows for mark in user.marks(turns, False, asked)]
+    assert len(marks) == 3 * len(people)
+    assert sum(mark == 1 for mark in marks) / len(marks) == pytest.approx(0.37, abs=0.02)
+    assert any(turn["content"].startswith("请礼貌一点。") for turns, _ in rows for turn in turns)
+
+
+@pytest.mark.exhaustive
+def test_a_dialogue_is_learned(run, tmp_path, monkeypatch):
+    """The commands of docs/dialogue.md, one after the other."""
+    page = (RECIPES.parent / "docs" / "dialogue.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(RECIPES)
+    said = ""
+    for command in re.findall(
+        r"^(?:python|heedful) .*", re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1], re.MULTILINE
+    ):
+        program, *words = command.split()
+        if program == "python":
+            status, said, err = run(words[0].removeprefix("recipes/").removesuffix(".py"), *words[1:])
+            assert status == 0, err
+        elif words[0] != "report":
+            assert heedful_main(words) == 0
+    before, after = (float(found) for found in re.findall(r"^(?:sft|ppo): gold ([\d.]+)", said, re.MULTILINE))
+    assert before < 0.65
+    assert after > 0.8
 
 
 LABELLED = [{"text": text, "label": n} for text, n in [("good film", 1), ("bad film", 0)] * 20 + [("good film", 0)]]

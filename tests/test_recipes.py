@@ -108,6 +108,11 @@ def said_by(role, text):
     return [{"role": role, "content": text}]
 
 
+def turns(text):
+    """Two answers, with a question of the user between them."""
+    return said_by("assistant", text) + said_by("user", "还有呢？") + said_by("assistant", f"{text}，没有了")
+
+
 def demonstrations(column="completion"):
     return [{"prompt": said_by("user", q), column: said_by("assistant", f"好的，{q}")} for q in QUESTIONS]
 
@@ -119,6 +124,16 @@ DATA = {
     "preferences.jsonl": PREFERENCES,
     "PAIRS.jsonl.gz": PREFERENCES,
     "prompts.jsonl": [{"prompt": said_by("user", question)} for question in QUESTIONS],
+    "runs/dialogue/data/demonstrations.jsonl": [
+        {"prompt": said_by("user", q), "completion": turns(q)} for q in QUESTIONS
+    ],
+    "runs/dialogue/data/pairs.jsonl": [
+        {"prompt": said_by("user", q), "chosen": turns("好"), "rejected": turns("不")} for q in QUESTIONS
+    ],
+    "runs/dialogue/data/prompts.jsonl": [
+        {"prompt": said_by("user", q), "wishes": [[q, "反义词", "小"], ["它的反义词呢？", "反义词", "大"]]}
+        for q in QUESTIONS
+    ],
     "runs/digits/prompts.jsonl": [{"prompt": text} for text in WORDS],
     "runs/gsm8k/questions.jsonl": [
         {"question": said_by("user", question), "answer": n} for question, n in zip(QUESTIONS, NUMBERS, strict=True)
@@ -131,6 +146,7 @@ DATA = {
 QWEN2, QWEN3, GPT2 = ("--model=models/qwen2", "--model=models/qwen3", "--model=models/gpt2")
 SWAPPED = {
     "deberta-ppo": [QWEN3, "--chat-template=thinking.jinja", "--rewards", "model:models/deberta-v2"],
+    "dialogue/sft": [QWEN3],
     "digits-a2c": [GPT2],
     "digits-ppo": [GPT2],
     "digits-response-ppo": [GPT2],
