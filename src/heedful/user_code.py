@@ -49,6 +49,21 @@ def name_of(value: object) -> str:
     return value if isinstance(value, str) else str(getattr(value, "__name__", type(value).__name__))
 
 
+def spec_of(flag: str, given: Callable[..., Any]) -> str:
+    """``python:FILE.py:NAME`` of a class or function that other processes can import. Raises ConfigError if they cannot."""
+    name = str(getattr(given, "__qualname__", ""))
+    try:
+        file = inspect.getsourcefile(given)
+    except TypeError:  # built in, or an object
+        file = None
+    if not name.isidentifier() or file is None or not Path(file).is_file() or given.__module__ == "__main__":
+        raise ConfigError(
+            f"{flag}: {name_of(given)} is not at the top of a file that other processes can import (what a notebook or the "
+            "script itself defines is not); move it to a file of its own, import it from there, or give python:FILE.py:NAME"
+        )
+    return f"{PREFIX}{file}:{name}"
+
+
 def text_of(given: Callable[..., Any]) -> str:
     """A text for an object in Python in saved settings: its name, and 48 bits of its `source_hash`."""
     return f"{IN_PYTHON}{name_of(given)} (source {source_hash(given)[:12]})"

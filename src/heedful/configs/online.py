@@ -592,13 +592,21 @@ class EnvironmentOptions(Settings):
     environment: tuple[str, ...] = ()
     """What the policy speaks with in turns: python:FILE.py:CLASS, a class with TRL's methods for environments (reset, tools,
     get_reward), and _reply for talk without tools (docs/environments.md). Of several the column `environment` of a record
-    names one. Its rewards are added to --rewards, which it needs not have then."""
+    names one. Its rewards are added to --rewards, which it needs not have then. In Python also the class or a function that
+    makes one, if a file that can be imported has it."""
     max_turns: Annotated[int, POSITIVE] = 8
     """Most turns of the policy in an episode; max-new-tokens are those of all turns, with what the environment says between
     them."""
     environment_timeout: Annotated[float, POSITIVE] = 60.0
     """Seconds for one turn of all environments of a step, which act together. One that has not answered then is stopped, and
     its response is left out."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.environment
+        several = given if isinstance(given, list | tuple) else [given]
+        specs = [user_code.spec_of("environment", one) if callable(one) else one for one in several]
+        object.__setattr__(self, "environment", tuple(specs))
+        super().__post_init__()
 
     def check(self) -> None:
         super().check()

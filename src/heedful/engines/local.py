@@ -1,7 +1,8 @@
 """`LocalEngine`: samples in this process."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
@@ -33,9 +34,9 @@ class LocalEngine:
         seed: seed of the random numbers.
         micro_batch_size: rows sampled at a time, and environments that are alive.
         raw_prompts: prompts that are strings are meant as raw text, also by a policy that learned conversations; False warns.
-        environment: ``python:FILE.py:CLASS`` of what the policy speaks with in turns (docs/environments.md), or several. A
-            prompt is then a row or a `Prompt` with the columns that ``reset`` takes, and ``max_new_tokens`` counts all turns;
-            what was said is in ``completions[i].episode``. `close` ends the environments' processes.
+        environment: what the policy speaks with in turns (docs/environments.md): a class, or ``python:FILE.py:CLASS``, or
+            several. A prompt is then a row or a `Prompt` with the columns that ``reset`` takes, and ``max_new_tokens``
+            counts all turns; what was said is in ``completions[i].episode``. `close` ends the environments' processes.
         max_turns: most turns of the policy.
         environment_timeout: seconds for one turn of all environments.
 
@@ -54,7 +55,7 @@ class LocalEngine:
         seed: int = 0,
         micro_batch_size: int = 64,
         raw_prompts: bool = False,
-        environment: str | Sequence[str] = (),
+        environment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
         max_turns: int = 8,
         environment_timeout: float = 60.0,
     ) -> None:
@@ -68,9 +69,10 @@ class LocalEngine:
             options, Renderer(policy.tokenizer), policy, micro_batch=MicroBatch(micro_batch_size)
         )
         self.room = prompt_room(max_new_tokens, context_length(policy.lm.config))
-        specs = (environment,) if isinstance(environment, str) else tuple(environment)
-        played = EnvironmentOptions(environment=specs, max_turns=max_turns, environment_timeout=environment_timeout)
-        if specs:
+        played = EnvironmentOptions(
+            environment=cast(Any, environment), max_turns=max_turns, environment_timeout=environment_timeout
+        )
+        if played.environment:
             episodes = Episodes.load(
                 played, self.sampler.renderer, max_new_tokens=max_new_tokens, max_prompt_tokens=self.room
             )

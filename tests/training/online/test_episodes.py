@@ -478,6 +478,8 @@ def test_raw_prompts_are_refused(config, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"environment": (random.Random(0).random,)}, "environment: random is not at the top of a file"),
+        ({"environment": (lambda: None,)}, "environment: <lambda> is not at the top of a file"),
         ({"environment": ("game.py:Talk",)}, "--environment game.py:Talk is no class; use python:FILE.py:CLASS"),
         ({"environment": ("python:a.py:Talk", "python:b.py:Talk")}, "--environment names several classes Talk"),
         ({"environment": ("python:a.py:A", "python:a.py:B", "python:b.py:B")}, "--environment names several classes B"),
@@ -499,6 +501,12 @@ def test_raw_prompts_are_refused(config, tmp_path):
 def test_settings_that_do_not_go_together_are_refused(config, changes, message):
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+def test_a_class_in_python_is_its_file_and_name(config):
+    of_flag = config()
+    assert config(environment=worlds.Talk) == config(environment=[worlds.Talk]) == of_flag
+    assert replace(config(environment=worlds.Talk), seed=of_flag.seed) == of_flag
 
 
 @pytest.mark.exhaustive
