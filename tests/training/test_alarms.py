@@ -15,7 +15,8 @@ from heedful.training.thresholds import STILL_STEPS
 
 LIMITS = Limits(steps=60, learning_rate=1e-6, max_new_tokens=64)
 HEALTHY = {
-    "rollout/eos_frac": 0.98, "rollout/response_length": 20.0, "rollout/repeated_frac": 0.02, "reward/score_mean": 1.0,
+    "rollout/eos_frac": 0.98, "rollout/cut_by_turns_frac": 0.1, "rollout/response_length": 20.0,
+    "rollout/repeated_frac": 0.02, "reward/score_mean": 1.0,
     "reward/score_std": 1.0, "reward/tied_frac": 0.1, "rollout/sampler_mismatch": 1e-6, "reference/kl": 1.0,
     "policy/entropy": 1.0, "policy/approx_kl": 1e-3, "policy/ratio_max": 1.5, "value/explained_variance": 0.4,
 }  # fmt: skip
@@ -26,6 +27,7 @@ JUST = {
     # alarm: what is sick from step 31 on, and what is just not
     "end-token-lost": ({"rollout/eos_frac": 0.68 - E}, {"rollout/eos_frac": 0.68 + E}),
     "responses-cut": ({"rollout/eos_frac": 0.9 - E}, {"rollout/eos_frac": 0.9 + E}),
+    "turns-cut": ({"rollout/cut_by_turns_frac": 0.4 + E}, {"rollout/cut_by_turns_frac": 0.4 - E}),
     "length-drift": ({"rollout/response_length": 40.0}, {"rollout/response_length": 40 - E}),
     "repetition": ({"rollout/repeated_frac": 0.3}, {"rollout/repeated_frac": 0.3 - E}),
     "entropy-collapse": ({"policy/entropy": 0.1 - E}, {"policy/entropy": 0.1 + E}),
@@ -143,6 +145,7 @@ def test_every_alarm_is_tried_and_can_be_named_and_has_its_place_on_the_page():
         ("entropy-collapse", "policy/entropy", 0.01, 5),
         ("ratio-tail", "policy/ratio_max", 99.0, 2),
         ("end-token-lost", "rollout/eos_frac", 0.5, 3),
+        ("turns-cut", "rollout/cut_by_turns_frac", 0.9, 3),
         ("critic-diverging", "value/explained_variance", -5.0, 5),
         ("critic-dead", "value/explained_variance", 0.0, 20),
     ],

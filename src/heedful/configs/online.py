@@ -38,9 +38,10 @@ Action = Literal["token", "turn", "response"]
 PolicyLoss = Literal["clip", "a2c", "cispo", "sao"]
 ImportanceLevel = Literal["token", "sequence", "sequence-mean"]
 ALARM_NAMES = (
-    "end-token-lost", "responses-cut", "length-drift", "repetition", "entropy-collapse", "kl-budget", "ratio-tail",
-    "critic-dead", "critic-diverging", "scores-tied", "ties-unfilled", "scores-jump", "scores-unread", "judge-falling",
-    "stale-sampler", "reference-moves", "skipped-updates", "responses-masked", "weights-light", "nothing-learned",
+    "end-token-lost", "responses-cut", "turns-cut", "length-drift", "repetition", "entropy-collapse", "kl-budget",
+    "ratio-tail", "critic-dead", "critic-diverging", "scores-tied", "ties-unfilled", "scores-jump", "scores-unread",
+    "judge-falling", "stale-sampler", "reference-moves", "skipped-updates", "responses-masked", "weights-light",
+    "nothing-learned",
 )  # fmt: skip
 """What ``stop_on`` may name (`heedful.training.alarms`)."""
 KLKind = Literal["k1", "k2", "k3", "weighted-k3"]

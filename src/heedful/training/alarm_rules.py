@@ -67,7 +67,7 @@ WATCHED = (
     "rollout/eos_frac", "rollout/response_length", "rollout/repeated_frac", "rollout/unfilled_frac", "rollout/masked_frac",
     "rollout/sampler_mismatch", "rollout/staleness_mean", "reward/score_mean", "reward/score_std", "reward/tied_frac",
     "reward/unread_frac", "reward/chosen", "reference/kl", "policy/entropy", "policy/ratio_max", "policy/approx_kl",
-    "value/explained_variance", "importance/weight_mean", "optimizer/skipped_steps",
+    "value/explained_variance", "importance/weight_mean", "optimizer/skipped_steps", "rollout/cut_by_turns_frac",
 )  # fmt: skip
 """The metrics of a step that alarms read."""
 JUDGED = ("eval/judge_mean", "eval/score_mean")
@@ -202,6 +202,19 @@ def responses_cut(history: History) -> Symptom | None:
         f"{1 - last[0]:.0%} of the responses were cut at --max-new-tokens {limit}, before their end, and are scored as "
         "unfinished texts",
         {name: last[0]},
+    )
+
+
+def turns_cut(history: History) -> Symptom | None:
+    """Episodes no longer end before the limit of turns, as they did at first."""
+    name = "rollout/cut_by_turns_frac"
+    start, last = history.start(name, ENDS_STEPS), history.last(name, ENDS_STEPS)
+    if not start or not last or min(last) - fmean(start) < ENDS_LOST:
+        return None
+    return Symptom(
+        f"--max-turns ended {last[-1]:.0%} of the episodes; in the first {history.steps(name, ENDS_STEPS)} steps it was "
+        f"{fmean(start):.0%}",
+        {name: last[-1], f"{name} at first": fmean(start)},
     )
 
 

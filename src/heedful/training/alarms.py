@@ -46,6 +46,10 @@ ALARMS: Mapping[str, Alarm] = {
         "responses are longer than --max-new-tokens",
         "Raise it if they should come to an end",
     ),
+    "turns-cut": Alarm(
+        "playing on pays, or episodes need more turns",
+        "Pay for ending, or let each turn cost something (_turn_reward); raise --max-turns if they should come to an end",
+    ),
     "length-drift": Alarm(
         "the reward pays for length, or for brevity",
         "Read samples.jsonl; correct the reward, raise --kl-coef or set --overlong-buffer",
@@ -129,6 +133,7 @@ ALARMS: Mapping[str, Alarm] = {
 RULES: Mapping[str, Callable[[History], Symptom | None]] = {
     "end-token-lost": rules.end_token_lost,
     "responses-cut": rules.responses_cut,
+    "turns-cut": rules.turns_cut,
     "length-drift": rules.length_drift,
     "repetition": rules.repetition,
     "entropy-collapse": rules.entropy_collapse,

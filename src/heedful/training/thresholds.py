@@ -17,7 +17,7 @@ learns to do most often."""
 MANY_STOPS = 0.05
 """Above this share of responses that sampling would cut short, a policy that imitates them is cut noticeably often."""
 ENDS_LOST, ENDS_STEPS = 0.3, 3
-"""Drop in the share of responses that end by themselves, against the first steps, for this many steps."""
+"""Drop in the share of responses, or of episodes, that end by themselves, against the first steps, for this many steps."""
 DRIFT, DRIFT_STEPS, DRIFT_TOKENS = 2.0, 5, 5.0
 """Factor by which responses are longer or shorter than in the first steps, number of steps, least difference in tokens."""
 LOOPS, LOOPS_MORE, LOOPS_STEPS = 0.3, 0.2, 5
