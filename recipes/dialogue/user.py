@@ -70,7 +70,7 @@ class User:
 
 
 def gold(completions, truncated, wishes):
-    """The mean mark of the three answers of each dialogue; one that was not given has 0. No model is trained on it."""
+    """The mean mark of the three answers of each dialogue; one that was not given has 0. No policy is trained on them."""
     return [sum(marks(*one)) / TURNS for one in zip(completions, truncated, wishes, strict=True)]
 
 
