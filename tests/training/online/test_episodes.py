@@ -480,6 +480,7 @@ def test_raw_prompts_are_refused(config, tmp_path):
     [
         ({"environment": (random.Random(0).random,)}, "environment: random is not at the top of a file"),
         ({"environment": (lambda: None,)}, "environment: <lambda> is not at the top of a file"),
+        ({"environment": (type("Script", (worlds.Talk,), {"__module__": "__main__"}),)}, "environment: Script is not"),
         ({"environment": ("game.py:Talk",)}, "--environment game.py:Talk is no class; use python:FILE.py:CLASS"),
         ({"environment": ("python:a.py:Talk", "python:b.py:Talk")}, "--environment names several classes Talk"),
         ({"environment": ("python:a.py:A", "python:a.py:B", "python:b.py:B")}, "--environment names several classes B"),

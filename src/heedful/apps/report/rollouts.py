@@ -68,7 +68,7 @@ ENDS = {
 
 
 @dataclass(frozen=True)
-class Turn:
+class EpisodeTurn:
     """A turn of the policy, and what the other one said to it."""
 
     start: int
@@ -104,7 +104,7 @@ class Response:
     source: str
     numbers: Mapping[str, list[float] | None]
     """By the name of a quantity, one for each of ``ids``; None where the run has none."""
-    turns: Sequence[Turn] = ()
+    turns: Sequence[EpisodeTurn] = ()
     """Of an episode; empty without an environment."""
     failure: str = ""
     """Why its environment failed."""
@@ -121,7 +121,7 @@ class Response:
             own += [True] * (turn.end - turn.start) + [False] * len(turn.other_ids)
         return said, own
 
-    def of_turn(self, turn: Turn) -> dict[str, float]:
+    def of_turn(self, turn: EpisodeTurn) -> dict[str, float]:
         """The numbers of a turn that a run with ``--action turn`` has: those at its first token."""
         known = {name: self.numbers[name] for name in OF_TURNS}
         return {name: numbers[turn.start] for name, numbers in known.items() if numbers is not None}
@@ -413,7 +413,7 @@ def _response(record: Mapping[str, Any], row: int, path: Path) -> Response:
     )
 
 
-def _turns(record: Mapping[str, Any], row: int, path: Path) -> list[Turn]:
+def _turns(record: Mapping[str, Any], row: int, path: Path) -> list[EpisodeTurn]:
     """The turns of an episode. Raises DataError if they do not fit to its tokens."""
     ends, messages = record.get("turn_ends") or [], record.get("turns") or []
     rewards, others = record.get("turn_rewards") or [None] * len(ends), record.get("other_ids") or [[]] * len(ends)
@@ -426,7 +426,7 @@ def _turns(record: Mapping[str, Any], row: int, path: Path) -> list[Turn]:
         called = [call["function"] for call in messages[place].get("tool_calls") or ()]
         replies = takewhile(lambda one: one["role"] != "assistant", messages[place + 1 :])
         found.append(
-            Turn(
+            EpisodeTurn(
                 start=ends[turn - 1] if turn else 0,
                 end=ends[turn],
                 reward=rewards[turn],
