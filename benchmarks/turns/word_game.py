@@ -10,6 +10,7 @@ learns the game. Prints the mean reward of each step, and some episodes before a
 import argparse
 import json
 import random
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ TEMPLATE = """\
 
 
 def environment() -> Any:
-    space: dict[str, Any] = {}
-    exec(FILE.read_text(encoding="utf-8"), space)
-    return space["WordGame"]()
+    return runpy.run_path(str(FILE))["WordGame"]()
 
 
 def tools() -> list[dict[str, Any]]:
