@@ -54,7 +54,7 @@ def spec_of(flag: str, given: Callable[..., Any]) -> str:
     name = str(getattr(given, "__qualname__", ""))
     try:
         file = inspect.getsourcefile(given)
-    except TypeError:  # built in, or an object
+    except (OSError, TypeError):  # a class of a notebook; built in, or an object
         file = None
     if not name.isidentifier() or file is None or not Path(file).is_file() or given.__module__ == "__main__":
         raise ConfigError(

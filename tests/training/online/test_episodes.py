@@ -2,6 +2,8 @@
 
 import json
 import random
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -480,7 +482,6 @@ def test_raw_prompts_are_refused(config, tmp_path):
     [
         ({"environment": (random.Random(0).random,)}, "environment: random is not at the top of a file"),
         ({"environment": (lambda: None,)}, "environment: <lambda> is not at the top of a file"),
-        ({"environment": (type("Script", (worlds.Talk,), {"__module__": "__main__"}),)}, "environment: Script is not"),
         ({"environment": ("game.py:Talk",)}, "--environment game.py:Talk is no class; use python:FILE.py:CLASS"),
         ({"environment": ("python:a.py:Talk", "python:b.py:Talk")}, "--environment names several classes Talk"),
         ({"environment": ("python:a.py:A", "python:a.py:B", "python:b.py:B")}, "--environment names several classes B"),
@@ -502,6 +503,16 @@ def test_raw_prompts_are_refused(config, tmp_path):
 def test_settings_that_do_not_go_together_are_refused(config, changes, message):
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+@pytest.mark.parametrize("file", [None, worlds.__file__], ids=["notebook", "script"])
+def test_a_class_of_the_main_module_is_refused(config, monkeypatch, file):
+    main = types.ModuleType("__main__")
+    if file is not None:
+        main.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(ConfigError, match="environment: Written is not at the top of a file"):
+        config(environment=type("Written", (worlds.Talk,), {"__module__": "__main__"}))
 
 
 def test_a_class_in_python_is_its_file_and_name(config):
