@@ -33,6 +33,8 @@ PREFERENCES = [
 PROMPTS = [{"prompt": said("user", q)} for q in QUESTIONS]
 NUMBERS = [{"question": said("user", q), "answer": str(i)} for i, q in enumerate(QUESTIONS)]
 CONTINUATIONS = [{"prompt": text} for text in TEXTS]
+WISHES = [["Chinese for cat?", "chinese", "猫"], ["And in French?", "french", "chat"], ["Again?", "chinese", "猫"]]
+DIALOGUES = [row | {"wishes": WISHES} for row in PROMPTS]
 PAIRS = [{"prompt": "", "chosen": text, "rejected": text[::-1], "truncated": True} for text in TEXTS]
 DATA = {
     "sft": DEMONSTRATIONS,
@@ -42,6 +44,7 @@ DATA = {
     "sentiment-reward": PAIRS,
     "sentiment-ppo": CONTINUATIONS,
     "gsm8k": NUMBERS,
+    "dialogue-ppo": DIALOGUES,
 }
 """Records for recipes whose data is the user's, by the beginning or the end of their names."""
 SMALL = ["--batch-size=4", "--max-steps=1"]
@@ -68,7 +71,8 @@ def flags_of(path, models, place):
     """What makes a recipe one of a tiny model: its model, its data, its rewards, its sizes."""
     command, text = path.stem.rpartition("-")[2], path.read_text(encoding="utf-8")
     own_data = ("gsm8k", "digits", "sentiment-reward", "sentiment-ppo")
-    name = next((key for key in own_data if path.stem.startswith(key)), command)
+    in_folder = f"{path.parent.name}-{path.stem}"
+    name = in_folder if in_folder in DATA else next((key for key in own_data if path.stem.startswith(key)), command)
     flags = [f"--model={models / ('gpt2' if 'gpt2' in text else 'qwen3')}", f"--output={place / 'run'}"]
     own = next((line.split()[1] for line in text.splitlines() if line.startswith("data: recipes/")), None)
     if own is None:
