@@ -124,6 +124,11 @@ COMMANDS = {
         "configs.evaluate:PerplexityConfig", "cli.commands:evaluate", "perplexity of a model on text"
     ),
     "exam": Command("configs.exam:ExamConfig", "cli.commands:exam", "attack a reward before PPO optimises it"),
+    "migrate": Command(
+        "configs.migrate:MigrateConfig",
+        "apps.migrate.page:migrate",
+        "turn a script of TRL, or a file of LLaMA-Factory, into heedful's",
+    ),
     "choose": Command(
         "configs.choose:ChooseConfig",
         "apps.choose.page:choose",
@@ -266,7 +271,7 @@ course, is run if no second word follows."""
 SHOWN = {
     "first steps": ("demo", "sft", "reward", "ppo", "grpo", "dpo", "evaluate", "chat", "course"),
     "more ways to train": ("a2c", "online-dpo", "kto", "critic"),
-    "before a run": ("doctor", "exam", "choose", "plan"),
+    "before a run": ("migrate", "doctor", "exam", "choose", "plan"),
     "runs": ("runs", "report", "look", "watch", "track", "push"),
     "people who label": ("label", "sample", "round"),
     "models and servers": ("merge", "tiny", "serve-reward", "serve-policy"),

@@ -1,0 +1,1 @@
+"""Scripts and settings of other libraries as heedful's, with a report of what became of each setting."""

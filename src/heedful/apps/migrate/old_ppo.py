@@ -1,0 +1,208 @@
+"""Scripts that call TRL's PPOTrainer.step: the same script on heedful.compat.trl, and the settings of heedful ppo."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from heedful.apps.migrate.script import Function, Made, Script, shown
+from heedful.apps.migrate.translate import Row, Translation, unsettled
+
+COMPAT = "heedful.compat.trl"
+PLACES = (
+    "config", "model", "ref_model", "tokenizer", "dataset", "optimizer", "data_collator", "num_shared_layers", "lr_scheduler",
+)  # fmt: skip
+"""The trainer's arguments, in order."""
+
+
+def steps(script: Script) -> list[Made]:
+    """The calls of a PPOTrainer's ``step``."""
+    return [one for one in script.calls if one.name == ".step" and is_trainer(one.of)]
+
+
+def is_trainer(made: Any) -> bool:
+    """Whether something is TRL's PPOTrainer."""
+    return isinstance(made, Made) and made.last == "PPOTrainer" and made.name.startswith("trl")
+
+
+def given(script: Script, trainer: Made) -> tuple[dict[str, Any], dict[str, int], frozenset[str]]:
+    """What the script sets, on which lines, and the sections of the table that it has."""
+    arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
+    config, model = arguments.get("config"), wrapped(arguments.get("model"))
+    sampled = next((one for one in script.calls if one.name == ".generate" and one.of in (trainer, model)), None)
+    adapters = None if model is None else model.kwargs.get("peft_config")
+    if adapters is None and model is not None and model.args:  # get_peft_model(model, config)
+        inner = model.args[0]
+        adapters = inner.args[1] if isinstance(inner, Made) and inner.last == "get_peft_model" and len(inner.args) > 1 else None
+    shared = arguments.get("ref_model")
+    if isinstance(shared, Made) and shared.last == "create_reference_model" and "num_shared_layers" in shared.kwargs:
+        arguments["num_shared_layers"] = shared.kwargs["num_shared_layers"]
+    found: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    parts = [("PPOConfig", config), ("generate", sampled), ("model", model), ("LoraConfig", adapters)]
+    for section, made in parts:
+        if isinstance(made, Made):
+            values = {name: value for name, value in made.kwargs.items() if name not in ("peft_config", "command line")}
+            values |= made.kwargs.get("command line", {})
+            found |= {f"{section}.{name}": value for name, value in values.items()}
+            lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
+    for name, value in arguments.items():
+        if name not in ("config", "model", "tokenizer", "dataset", "data_collator") and value is not None:
+            found[f"PPOTrainer.{name}"], lines[f"PPOTrainer.{name}"] = value, trainer.line
+    return found, lines, frozenset({"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)})
+
+
+def wrapped(model: Any) -> Made | None:
+    """The call that made the model with its value head."""
+    return model if isinstance(model, Made) and model.last == "from_pretrained" else None
+
+
+def model_name(model: Any) -> Any:
+    """The name of the model that ``from_pretrained`` loads, through models that are wrapped again."""
+    while isinstance(model, Made) and (model.args or model.kwargs):
+        model = model.args[0] if model.args else next(iter(model.kwargs.values()))
+    return model
+
+
+def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
+    """Settings that several of the origin's make together, and what is no setting."""
+    _sizes(run)
+    _kl(run)
+    _sampling(run)
+    _adapters(run)
+    arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
+    name = model_name(arguments.get("model"))
+    model = run.write("model", name) if isinstance(name, str) else "model: ?"
+    run.rows.append(Row("kept" if isinstance(name, str) else "question", "the model", shown(name), model, line=trainer.line))
+    run.rows.append(Row("question", "the data", shown(arguments.get("dataset")), "data: ?",
+                        "Prompts in a file, one JSON object a line with \"prompt\": the texts of your queries. heedful encodes "
+                        "them itself.", trainer.line))  # fmt: skip
+    scores = step.args[2] if len(step.args) > 2 else step.kwargs.get("scores")
+    run.rows.append(Row("question", "the scores", shown(scores), "rewards: ?",
+                        "A function of completions that returns a number for each, in a file: rewards python:FILE.py:FUNCTION; or "
+                        "a reward model: model:NAME.", step.line))  # fmt: skip
+    if run.read("PPOTrainer.ref_model"):
+        reference = model_name(run.value("PPOTrainer.ref_model"))
+        same = reference == name and isinstance(name, str)
+        ours = "" if same or not isinstance(reference, str) else run.write("reference", reference)
+        run.row("kept", "PPOTrainer.ref_model", ours or "reference: none", "The policy as it starts." if not ours else "")
+    if run.read("PPOConfig.steps"):
+        run.row("none", "PPOConfig.steps")
+
+
+def _sizes(run: Translation) -> None:
+    rows, each, accumulated = (
+        run.number(f"PPOConfig.{name}") for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps")
+    )
+    old = "PPOConfig.forward_batch_size"
+    if run.read(old) and run.value(old) is not None:
+        each = run.number(old)
+        run.row("kept", old)
+    names = ("PPOConfig.batch_size", "PPOConfig.mini_batch_size", "PPOConfig.gradient_accumulation_steps")
+    run.read(*names)
+    if rows is None or each is None or accumulated is None:
+        for name in names:
+            if unsettled(run.value(name)):
+                run.row("question", name, "rollout_batch_size, minibatch_size: ?")
+        return
+    ours = (
+        run.write("rollout_batch_size", int(rows * run.processes)),
+        run.write("micro_batch_size", int(each)),
+        run.write("minibatch_size", int(each * accumulated * run.processes)),
+    )
+    for name, mine in zip(names, ours, strict=True):
+        run.row("kept" if name in run.given else "default", name, mine)
+
+
+def _kl(run: Translation) -> None:
+    adaptive, target, horizon = "PPOConfig.adap_kl_ctrl", "PPOConfig.target", "PPOConfig.horizon"
+    run.read(adaptive, target, horizon)
+    is_adaptive = run.value(adaptive)
+    if unsettled(is_adaptive) or unsettled(run.value(target)):
+        run.row("question", adaptive, "kl_target: ?")
+    elif is_adaptive:
+        ours = run.write("kl_target", run.value(target))
+        run.row("kept" if adaptive in run.given or target in run.given else "default", target, ours)
+        run.row("kept" if horizon in run.given else "default", horizon, run.write("kl_horizon", int(run.number(horizon) or 1)))
+    else:
+        run.row("kept", adaptive, "kl_target: none", "The coefficient stays.")
+        for name in (target, horizon):
+            if name in run.given:
+                run.row("none", name, note="adap_kl_ctrl is False, so it does nothing.")
+    stop, limit = "PPOConfig.early_stopping", "PPOConfig.target_kl"
+    run.read(stop, limit)
+    if unsettled(run.value(stop)):
+        run.row("question", stop, "approx_kl_limit: ?")
+    elif run.value(stop) and run.number(limit) is not None:
+        ours = run.write("approx_kl_limit", round(1.5 * (run.number(limit) or 0), 6))
+        run.row("differs", limit, ours)
+    elif limit in run.given:
+        run.row("none", limit, note="early_stopping is False, so it does nothing.")
+
+
+def _sampling(run: Translation) -> None:
+    lengths, sampled, end = "generate.length_sampler", "generate.do_sample", "generate.eos_token_id"
+    if run.read(lengths):
+        sampler = run.value(lengths)
+        bounds = [*sampler.args, *sampler.kwargs.values()] if isinstance(sampler, Made) else []
+        if len(bounds) == 2 and isinstance(bounds[1], int):
+            run.row("differs", lengths, run.write("max_new_tokens", bounds[1] - 1))
+        else:
+            run.row("question", lengths, "max_new_tokens: ?")
+    if run.read(sampled) and run.value(sampled) is True:
+        run.row("kept", sampled, "temperature: 1.0")
+    elif run.value(sampled) is not True:
+        run.row("lost", sampled)
+    if run.read(end):
+        none_exists = isinstance(run.value(end), int) and (run.value(end) < 0 or run.value(end) >= 100_000)
+        ours = run.write("response_length", "fixed") if none_exists else ""
+        run.row("differs" if none_exists else "none", end, ours if none_exists else "The model's own ends a response.")
+
+
+def _adapters(run: Translation) -> None:
+    targets, flag = "LoraConfig.target_modules", "model.peft_config"
+    run.read(flag)
+    if not any(name.startswith("LoraConfig.") for name in run.given):
+        return
+    run.read(targets)
+    wanted = run.value(targets)
+    if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
+        run.row("kept", targets, run.write("lora_targets", ",".join(wanted)))
+    elif wanted == "all-linear":
+        run.row("kept", targets, run.write("lora_targets", "all-linear"))
+    else:
+        run.row("question", targets, "lora_targets: ?")
+
+
+def rewritten(script: Script) -> tuple[str, list[Row]]:
+    """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
+    from heedful.compat import trl as compat
+
+    source = script.source.split("\n")
+    rows, edits = [], []
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
+            names = [f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names]
+            missing = [one.name for one in node.names if one.name != "*" and not hasattr(compat, one.name)]
+            rows += [Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing]
+            edits.append((node, f"from {COMPAT} import {', '.join(names)}"))
+        elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
+            edits.append((node, "; ".join(_imported(node))))
+    for node, text in sorted(edits, key=lambda one: -one[0].lineno):
+        indent = source[node.lineno - 1][: node.col_offset]
+        source[node.lineno - 1 : node.end_lineno] = [indent + text]
+    return "\n".join(source), rows
+
+
+def _imported(node: ast.Import) -> Iterator[str]:
+    for one in node.names:
+        if one.name.split(".")[0] == "trl":
+            yield f"import {COMPAT} as {one.asname or 'trl'}"
+        else:
+            yield f"import {one.name}" + (f" as {one.asname}" if one.asname else "")
+
+
+def _without(name: str) -> str:
+    return {
+        "AutoModelForSeq2SeqLMWithValueHead": "heedful trains decoders only; an encoder-decoder such as T5 stays with TRL 0.11.",
+        "TextEnvironment": "Episodes with tools are heedful's environments: docs/environments.md.",
+    }.get(name, f"{COMPAT} does not have it; remove the import if the script does not need it.")

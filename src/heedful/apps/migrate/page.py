@@ -1,0 +1,207 @@
+"""heedful migrate: what a script or a file of another library becomes here."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from heedful.apps.migrate import factory, later, old_ppo
+from heedful.apps.migrate.report import report
+from heedful.apps.migrate.script import Script, read_source
+from heedful.apps.migrate.translate import Row, Translation
+from heedful.configs.migrate import MigrateConfig
+from heedful.configs.peers import Peer, peers
+from heedful.configs.settings import answering_command
+from heedful.display import counted, say
+from heedful.errors import ConfigError
+from heedful.files import check_output_folder, complete_or_absent
+
+REPORT = "migration.md"
+
+
+def migrate(config: MigrateConfig) -> Path:
+    """Write what a file of another library becomes in heedful, and say what became of its settings.
+
+    Returns the folder.
+
+    Raises ConfigError for a file that is none of these, or a folder that cannot be written.
+    """
+    output = config.output or Path(f"{config.file.stem}-heedful")
+    files, summary = (_factory if config.file.suffix in (".yaml", ".yml") else _script)(config, output)
+    check_output_folder(output, "heedful migrate", overwrite=config.overwrite, ours=lambda: files)
+    with complete_or_absent(output) as folder:
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    say("\n".join([*summary, f"report: {output / REPORT}"]))
+    return output
+
+
+def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
+    script = Script(config.file, read_source(config.file), read_arguments(config.arguments), _default)
+    files: dict[str, str] = {}
+    done: list[str] = []
+    runs: list[tuple[str, Translation]] = []
+    steps = old_ppo.steps(script)
+    trainers = later.trainers(script)
+    if not steps and not trainers:
+        raise ConfigError(_nothing_found(config.file, script))
+    if steps:
+        step = steps[0]
+        run = _translation("trl-step", "PPOTrainer", config, *old_ppo.given(script, step.of))
+        old_ppo.read(run, script, step.of, step)
+        run.translate()
+        run.finish()
+        name = f"{config.file.stem}.py"
+        files[name], missing = old_ppo.rewritten(script)
+        run.rows[:0] = missing
+        files["ppo.yaml"] = yaml_of(run, config.file)
+        runs.append(("PPOTrainer with .step", run))
+        done += [
+            f"`{name}` is the script on heedful.compat.trl, whose numbers are TRL 0.11's: `python {output / name}`. It is yours, "
+            "with other imports; look through docs/compat.md for what differs.",
+            "`ppo.yaml` has the settings of `heedful ppo`, for a run that can be resumed, evaluated and looked into; its numbers are "
+            "heedful's, and what differs is below.",
+        ]
+    for number, trainer in enumerate(trainers, 1):
+        kind, given, lines, sections = later.given(script, trainer)
+        run = _translation(later.PEER, kind, config, given, lines, sections)
+        later.read(run, script, trainer, files, output)
+        run.translate()
+        run.finish()
+        name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
+        files[name] = yaml_of(run, config.file)
+        runs.append((trainer.last, run))
+        done.append(f"`{name}`: `heedful {run.command} {output / name}`")
+    for one, value in script.left_over.items():
+        runs[0][1].rows.append(Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument."))
+    return _with_report(config, files, done, runs)
+
+
+def _factory(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
+    stage, given, lines = factory.read_file(config.file)
+    run = _translation("llamafactory", stage, config, given, lines)
+    factory.read(run, config.file)
+    run.translate()
+    run.finish()
+    files: dict[str, str] = {}
+    files[f"{run.command}.yaml"] = yaml_of(run, config.file)
+    done = [f"`{run.command}.yaml`: `heedful {run.command} {output / run.command}.yaml`"]
+    return _with_report(config, files, done, [(f"stage {stage}", run)])
+
+
+def _with_report(
+    config: MigrateConfig, files: dict[str, str], done: list[str], runs: list[tuple[str, Translation]]
+) -> tuple[dict[str, str], list[str]]:
+    files[REPORT] = report(f"{config.file.name} in heedful", done, runs)
+    summary = [f"{config.file}: {runs[0][1].peer.title}, read as version {runs[0][1].version}"]
+    for heading, run in runs:
+        count = {fate: sum(row.fate == fate for row in run.rows) for fate in ("kept", "default", "differs", "lost", "question")}
+        summary.append(
+            f"{heading}: {count['kept']} kept, {counted(count['default'], 'default')} written, {count['differs']} with another "
+            f"meaning, {count['lost']} not kept, {counted(count['question'], 'question')}"
+        )
+        summary += [f"  ? {row.name}: {row.note}" for row in run.rows if row.fate == "question"]
+    return files, summary
+
+
+def _translation(
+    peer: str,
+    trainer: str,
+    config: MigrateConfig,
+    given: Mapping[str, Any],
+    lines: Mapping[str, int],
+    sections: frozenset[str] | None = None,
+) -> Translation:
+    found = peers()[peer]
+    version = _version(found, trainer, config.version)
+    return Translation(found, trainer, version, given, lines, config.processes, sections)
+
+
+def _default(of: str, name: str) -> list[Any]:
+    """The default of a field of one of TRL's dataclasses, of the newest version, as a list of one."""
+    for peer in (peers()["trl"], peers()["trl-step"]):
+        inherited = [one.config for one in peer.trainers.values() if of in one.config]
+        for section in (of, *(name for names in inherited for name in names)):
+            if name in peer.sections.get(section, {}):
+                return [peer.sections[section][name].default(peer.versions[-1])]
+    return []
+
+
+def _version(peer: Peer, trainer: str, asked: str | None) -> str:
+    """The version that is meant: the newest one that has the trainer, if nothing is said."""
+    known = [one for one in peer.versions if peer.trainers[trainer].is_in(one)]
+    if asked is None:
+        return known[-1]
+    if ".".join(asked.split(".")[:2]) not in known:
+        name = peer.trainers[trainer].name or trainer
+        raise ConfigError(f"--version {asked}: {peer.title} has {name} in {', '.join(known)}")
+    return asked
+
+
+def _nothing_found(file: Path, script: Script) -> str:
+    made = [one for one in script.calls if one.name.startswith("trl.") or one.last.endswith("Trainer")]
+    seen = ", ".join(f"{one.last} (line {one.line})" for one in made[:5])
+    return (
+        f"{file}: it makes no trainer that heedful knows{f'; it makes {seen}' if seen else ''}. There are PPOTrainer with .step, and "
+        f"{', '.join(sorted(peers()['trl'].trainers))}, imported from trl"
+    )
+
+
+def read_arguments(words: str) -> dict[str, Any]:
+    """A command line as names and values: ``--name value``, ``--name=value``, ``--switch``, ``--no_switch``, several values."""
+    try:
+        parts = shlex.split(words)
+    except ValueError as error:
+        raise ConfigError(f"--arguments {words!r}: {error}") from None
+    found: dict[str, Any] = {}
+    name = ""
+    for part in parts:
+        if part.startswith("--") and len(part) > 2:
+            name, has_value, value = part[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = _scalar(value) if has_value else True
+            if not has_value and name.startswith("no_"):
+                found[name.removeprefix("no_")] = False
+        elif not name:
+            raise ConfigError(f"--arguments: {part!r} is not the value of a flag; flags start with --")
+        else:
+            before = found[name]
+            found[name] = _scalar(part) if before is True else [*(before if isinstance(before, list) else [before]), _scalar(part)]
+    return found
+
+
+def _scalar(word: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            pass
+    return {"true": True, "false": False, "none": None}.get(word.lower(), word)
+
+
+def yaml_of(run: Translation, origin: Path) -> str:
+    """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
+    open_ones = [row for row in run.rows if row.fate == "question"]
+    lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); migration.md has the details"]
+    lines += [f"# {row.ours or row.name}   # {' '.join(row.value.split())}" for row in open_ones if row.ours]
+    written = {name: run.written[name] for name in run.hints if name in run.written}
+    if "output" not in written:
+        written["output"] = f"runs/{origin.stem}"
+    _refused(run)
+    return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
+
+
+def _refused(run: Translation) -> None:
+    """A row if heedful would refuse the settings."""
+    needed = {"model": "M", "data": "D", "output": Path("O"), "rewards": ("rule:repetition",)}
+    values = {name: given for name, given in needed.items() if name in run.hints}
+    values |= {name: tuple(value) if isinstance(value, list) else value for name, value in run.written.items()}
+    try:
+        with answering_command():
+            run.settings(**values)
+    except ConfigError as error:
+        run.rows.append(Row("question", "all of it", "", "", f"heedful {run.command} refuses these settings: {error}"))
+
+

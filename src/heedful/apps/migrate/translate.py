@@ -1,0 +1,199 @@
+"""Settings of another library as heedful's, by the tables of `heedful.configs.peers`, with a row for each: what became of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from heedful.apps.migrate.script import Function, Made, Named, Unknown, shown
+from heedful.configs.peers import Peer, PeerSetting
+from heedful.configs.settings import types_of
+from heedful.configs.trainers import TRAINERS
+
+Fate = Literal["question", "lost", "differs", "kept", "default", "none"]
+"""question: only the script's author can tell. lost: not kept, and it matters. differs: kept, with another meaning. default: the
+script does not say it, and its library's default is written. none: it changes no number."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting of the origin, and what became of it."""
+
+    fate: Fate
+    name: str
+    value: str
+    ours: str = ""
+    """heedful's setting and value."""
+    note: str = ""
+    line: int | None = None
+
+
+@dataclass
+class Translation:
+    """Settings of one run: the origin's, and heedful's as they are found.
+
+    Args:
+        peer: the library.
+        trainer: its trainer.
+        version: of the library.
+        given: what the origin sets, by section and name. A value may be something that only a run could tell.
+        lines: where, by name.
+    """
+
+    peer: Peer
+    trainer: str
+    version: str
+    given: Mapping[str, Any]
+    lines: Mapping[str, int]
+    processes: int = 1
+    sections: frozenset[str] | None = None
+    """Those that the origin has; defaults of others are not taken. None: all."""
+    written: dict[str, Any] = field(default_factory=dict)
+    """heedful's settings."""
+    rows: list[Row] = field(default_factory=list)
+    _read: set[str] = field(default_factory=set)
+
+    @property
+    def command(self) -> str:
+        return self.peer.trainers[self.trainer].command
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        """The types of the command's settings."""
+        return types_of(self.settings)
+
+    @property
+    def settings(self) -> Any:
+        """The class of the command's settings."""
+        return TRAINERS[self.command].settings()
+
+    @property
+    def table(self) -> Mapping[str, PeerSetting]:
+        """The origin's settings, by section and name."""
+        return self.peer.settings(self.trainer)
+
+    def key(self, name: str) -> str:
+        """Section and name of a setting of which the name is given; the name itself if no section has it."""
+        return next((key for key in (*self.given, *self.table) if name in (key, key.partition(".")[2])), name)
+
+    def value(self, name: str) -> Any:
+        """What the origin sets, or its default."""
+        key = self.key(name)
+        if key in self.given:
+            return self.given[key]
+        return self.table[key].default(self.version) if key in self.table else None
+
+    def number(self, name: str) -> float | None:
+        """A number among the origin's settings; None if it is none, or only a run could tell."""
+        found = self.value(name)
+        return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+    def write(self, name: str, value: Any) -> str:
+        """Set heedful's setting; its text for a row."""
+        self.written[name] = value
+        return f"{name}: {text(value)}"
+
+    def row(self, fate: Fate, name: str, ours: str = "", note: str | None = None) -> None:
+        """What became of the origin's setting ``name``; without a note, the table's."""
+        key, value = self.key(name), self.value(name)
+        has = key in self.given or value is not None
+        table = self.table[key].note if key in self.table else ""
+        said = table if note is None else note
+        self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.lines.get(key)))
+
+    def became(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
+        """A row for a setting that was written: kept if the origin sets it, a default otherwise."""
+        fate: Fate = "default" if self.key(name) not in self.given else "differs" if differs else "kept"
+        self.row(fate, name, ours, note)
+
+    def read(self, *names: str) -> bool:
+        """Whether the origin sets any of the names. They are somebody's from here on."""
+        keys = {self.key(name) for name in names}
+        self._read |= keys
+        return any(key in self.given for key in keys)
+
+    def asks(self, *names: str, ours: str) -> bool:
+        """Rows for those of the names of which only a run can tell the value; whether there are any."""
+        open_ones = [name for name in names if unsettled(self.value(name))]
+        for name in open_ones:
+            self.row("question", name, f"{ours}: ?")
+        return bool(open_ones)
+
+    def translate(self) -> None:
+        """Settings that stand for themselves, and those that heedful must have for the origin's numbers."""
+        for name, value in self.peer.trainers[self.trainer].writes.items():
+            self.written.setdefault(name, value)
+        inherited = self.peer.inherited(self.trainer)
+        has = [name for name in self.table if self.sections is None or name.partition(".")[0] in self.sections]
+        others = [name for name in has if name not in self.given and name not in inherited]
+        for name in [*(name for name in self.given if name in self.table), *others]:
+            if self.table[name].kind != "read" and name not in self._read:
+                self._one(name, self.table[name])
+
+    def finish(self) -> None:
+        """Rows for what nothing has read."""
+        for name, value in self.given.items():
+            if name not in self.table:
+                self.row("question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it")
+            elif self.table[name].kind == "read" and name not in self._read:
+                fate: Fate = "question" if unsettled(value) else "lost"
+                self.row(fate, name, " ".join(self.table[name].ours), self.table[name].note)
+
+    def _one(self, name: str, setting: PeerSetting) -> None:
+        is_given, value = name in self.given, self.value(name)
+        if is_given and not setting.is_in(self.version):
+            since = f"only from {setting.since} on" if setting.since else f"only before {setting.until}"
+            self.row("question", name, note=f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version")
+            return
+        if (not is_given and value is None) or not setting.is_in(self.version):
+            return
+        ours = next((one for one in setting.ours if one in self.hints), None)
+        if setting.kind == "none" or (setting.values.get(str(value)) == ""):
+            if is_given:
+                self.row("none", name, note=setting.note)
+        elif setting.kind == "lost":
+            has_no_effect = is_off(value) or any(value == one for one in setting.equal)
+            if is_given or (setting.equal and not has_no_effect):
+                self.row("none" if has_no_effect else "lost", name, ours or "", "With this value it does nothing." if has_no_effect else None)
+        elif unsettled(value):
+            self.row("question", name, f"{ours}: ?" if ours else "", f"only a run of the script can tell its value. {setting.note}")
+        elif ours is None:
+            if is_given and not is_off(value):
+                self.row("lost", name, note=setting.note or f"heedful {self.command} has no such setting")
+        else:
+            self._written(name, setting, ours, value, is_given)
+
+    def _written(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
+        if setting.values and str(value) not in setting.values:
+            if is_given and value is not None:
+                allowed = " and ".join(setting.values)
+                self.row("lost", name, note=f"heedful has what {allowed} {'is' if len(setting.values) == 1 else 'are'}. {setting.note}")
+            return
+        taken = setting.values[str(value)] if setting.values else value.name if isinstance(value, Named) else value
+        if taken is None and type(None) not in getattr(self.hints[ours], "__args__", ()):
+            return
+        if isinstance(taken, float) and taken.is_integer() and int in (self.hints[ours], *getattr(self.hints[ours], "__args__", ())):
+            taken = int(taken)  # top_k=0.0
+        is_ours = taken == getattr(self.settings, ours, None)
+        if is_given:
+            self.row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken), setting.note)
+        elif not is_ours:
+            self.row("default", name, self.write(ours, taken), setting.note)
+
+
+def unsettled(value: Any) -> bool:
+    """Whether only a run could tell a value."""
+    if isinstance(value, list | tuple):
+        return any(unsettled(one) for one in value)
+    return isinstance(value, Unknown | Made | Function)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value is that of a setting that does nothing."""
+    return value is None or value is False or value in ("", "no", "none", 0)
+
+
+def text(value: Any) -> str:
+    """A value as in YAML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value) if isinstance(value, str | int | float) else shown(value)
