@@ -21,7 +21,7 @@ from heedful.models.load import load_causal_lm
 from heedful.models.merge import merge_model
 from heedful.models.save import save_reward_model
 from heedful.rewards.models import load_model_reward
-from jsonl import write_jsonl
+from jsonl import read_metrics, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's
 CPU = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -457,13 +457,17 @@ def test_merged_adapters_keep_their_head(talker, head, tmp_path):
     assert score(tmp_path / "合并的另一个") == exactly(score(tmp_path / "另一个"))
 
 
+@pytest.mark.exhaustive
 def test_ppo_begins_with_a_policy_of_trl_and_a_reward_model_of_llamafactory(heedful, talker, head, tmp_path):
-    """The critic's first values are the saved head's, and the mean score of the first step is that of the reward model."""
+    """A new critic's first values are 0."""
     trained = copied(talker, tmp_path / "策略", tensors=head)
     factory(talker, tmp_path / "奖励", head, adapters=True, file="value_head.safetensors")
     data = write_jsonl(tmp_path / "提示.jsonl", [{"prompt": [{"role": "user", "content": QUESTION}]}] * 4)
-    run = {"data": data, "rewards": f"model:{tmp_path / '奖励'}", "steps": 1, "batch_size": 4, "max_new_tokens": 6}
+    sizes = {"steps": 1, "rollout_batch_size": 4, "minibatch_size": 4, "max_new_tokens": 6, "eval_fraction": 0}
     for critic_of, more in (("shared", {}), ("separate", {"value_model": str(tmp_path / "奖励")})):
-        output = tmp_path / critic_of
-        done = heedful("ppo", model=str(trained), output=str(output), critic=critic_of, device="cpu", **run, **more)
+        settings = {"model": str(trained), "data": data, "rewards": f"model:{tmp_path / '奖励'}", "critic": critic_of}
+        done = heedful("ppo", output=str(tmp_path / critic_of), device="cpu", **settings, **sizes, **more)
         assert done.status == 0, done.message
+        (first,) = read_metrics(tmp_path / critic_of)
+        assert abs(first["value/mean"]) > 0.1
+        assert first["reward/score_std"] > 0
