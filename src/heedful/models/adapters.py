@@ -13,13 +13,14 @@ PEFT is imported where adapters are made or read: with bitsandbytes beside it, i
 
 import copy
 import difflib
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -199,6 +200,10 @@ def _targets(wanted: str, names: list[str]) -> list[str]:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+OLD_WEIGHTS = "adapter_model.bin"
+"""The same in torch's format: what PEFT wrote before 0.6, and writes without ``safe_serialization``."""
+OTHER_HEADS = ("value_head",)
+"""Modules saved in full with adapters that no model of transformers has; `heedful.models.origins` reads them."""
 ADAPTER = "default"
 """PEFT's name of a model's only set of adapters."""
 PREFIX = "base_model.model."
@@ -240,7 +245,7 @@ def _base(folder: Path) -> str:
             f"{folder} has adapters of type {kind}; heedful supports only LORA, which can be merged into the "
             "model (prompt tuning, prefix tuning and p-tuning cannot)"
         )
-    if not (folder / ADAPTER_WEIGHTS).is_file():
+    if not any((folder / file).is_file() for file in (ADAPTER_WEIGHTS, OLD_WEIGHTS)):
         raise CheckpointError(f"{folder} has an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}; download the adapters again")
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -255,20 +260,38 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / ADAPTER_CONFIG, "bring it back, or download the adapters again", needs=["peft_type"])
 
 
-def whole_weights(folders: Iterable[Path]) -> set[str]:
-    """Names of parameters that adapter folders store in full, such as a reward model's head."""
-    names: set[str] = set()
-    for folder in folders:
-        with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-            names |= {_plain_name(name) for name in file.keys() if ".lora_" not in name}  # noqa: SIM118  no dictionary
-    return names
+def adapter_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter folder by their names there. Raises CheckpointError if they cannot be read."""
+    try:
+        if (folder / ADAPTER_WEIGHTS).is_file():
+            return load_file(folder / ADAPTER_WEIGHTS)
+        return torch.load(folder / OLD_WEIGHTS, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"{folder}: the adapters cannot be read: {error}") from error
+
+
+def whole_weights(folders: Iterable[Path]) -> dict[str, Tensor]:
+    """Parameters that adapter folders store in full, such as a reward model's head, by name."""
+    return {
+        _plain_name(name): tensor
+        for folder in folders
+        for name, tensor in adapter_tensors(folder).items()
+        if ".lora_" not in name
+    }
+
+
+def adapted_layers(folders: Iterable[Path]) -> set[str]:
+    """Names of the layers to which adapter folders have adapters."""
+    return {_bare(_plain_name(name)) for folder in folders for name in adapter_tensors(folder) if ".lora_" in name}
 
 
 def trained_rows(folder: Path) -> dict[str, Tensor]:
     """Embedding rows in an adapter folder that replace the base's, by the last part of their layer's name."""
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-        names = [name for name in file.keys() if name.endswith(ROWS)]  # noqa: SIM118  no dictionary
-        return {name.removesuffix(ROWS).rpartition(".")[2]: file.get_tensor(name) for name in names}
+    return {
+        name.removesuffix(ROWS).rpartition(".")[2]: tensor
+        for name, tensor in adapter_tensors(folder).items()
+        if name.endswith(ROWS)
+    }
 
 
 def attach_adapter(model: PreTrainedModel, folder: Path) -> "LoraModel":
@@ -283,10 +306,10 @@ def attach_adapter(model: PreTrainedModel, folder: Path) -> "LoraModel":
     """
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
+    tensors = adapter_tensors(folder)
     try:
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
         config = LoraConfig.from_pretrained(folder)
-    except (OSError, SafetensorError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: the adapters cannot be read: {error}") from error
     config.ensure_weight_tying = config.ensure_weight_tying and _keeps_tied(model, tensors)
     names = _fitted(model, tensors, config, folder)
@@ -327,10 +350,11 @@ def _fitted(model: PreTrainedModel, tensors: Iterable[str], config: "LoraConfig"
     """Map names in an adapter file to names in ``model``, whose trunk may be one level higher or lower.
 
     Weights of a language model's output head are left out for a model without one. So are duplicates in the file for a
-    head that PEFT keeps tied to the embeddings (``ensure_weight_tying``).
+    head that PEFT keeps tied to the embeddings (``ensure_weight_tying``), and heads of other libraries.
     """
     trunk = f"{model.base_model_prefix}."
     names = {name: _plain_name(name) for name in tensors}
+    names = {name: plain for name, plain in names.items() if plain.partition(".")[0] not in OTHER_HEADS}
     of_another_head = config.task_type == "CAUSAL_LM" and model.get_output_embeddings() is None
     if (model.base_model is model or of_another_head) and any(plain.startswith(trunk) for plain in names.values()):
         names = {name: plain for name, plain in names.items() if plain.startswith(trunk)}

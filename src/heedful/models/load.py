@@ -41,6 +41,7 @@ from heedful.models.adapters import (
     whole_weights,
 )
 from heedful.models.heads import check_causal, refuse_not_finite
+from heedful.models.origins import OriginHead, origin_head, refuse_openrlhf
 from heedful.models.policy import Policy
 from heedful.models.reward_model import HEADS, RewardModel, load_facts, padding_id, score_head
 from heedful.models.save import VALUE_HEAD, load_tensors
@@ -139,6 +140,7 @@ def load_causal_lm(
     source = resolve(model)
     _refuse_classifier(source.folder, next(iter(load_config(source).architectures or ()), ""))
     _refuse_critic(source)
+    refuse_openrlhf(source)
     with explained(source.folder, "causal language model"):
         lm, missing = _read_merged(AutoModelForCausalLM, source, four_bit, as_in_file=as_in_file)
         for folder in source.adapters:
@@ -254,7 +256,8 @@ def learn_every_embedding(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_policy(model: str | Source, *, with_value_head: bool = False, **options: Unpack[LoadOptions]) -> Policy:
-    """Load a policy. ``with_value_head`` adds a value head: the saved one, or else zero-initialised.
+    """Load a policy. ``with_value_head`` adds a value head: the saved one, also of other libraries
+    (`heedful.models.origins`), or else zero-initialised.
 
     Raises CheckpointError if the model is missing, incomplete or unsupported.
     """
@@ -262,9 +265,8 @@ def load_policy(model: str | Source, *, with_value_head: bool = False, **options
     lm = load_causal_lm(source, options.get("four_bit"), as_in_file=_as_in_file(options))
     with explained(source.folder, "policy"), computing_in_float32(lm):  # runs the model once
         policy = Policy(lm, with_value_head=with_value_head, compute_dtype=options["compute_dtype"])
-    head_file = Path(source.folder) / VALUE_HEAD
-    if policy.value_head is not None and head_file.is_file():
-        load_head(policy.value_head, head_file)
+    if policy.value_head is not None:
+        load_saved_head(policy.value_head, source)
     _use_kernels(policy.lm, **options)
     return policy.to(options["device"])
 
@@ -272,7 +274,7 @@ def load_policy(model: str | Source, *, with_value_head: bool = False, **options
 def load_value_model(
     model: str | Source, *, trunk: PreTrainedModel | None = None, **options: Unpack[LoadOptions]
 ) -> ValueModel:
-    """Load a value model on the trunk of any causal model, with its saved value head, if any.
+    """Load a value model on the trunk of any causal model, with its saved value head, if any, also of other libraries.
 
     ``trunk`` is that of ``model`` if already in memory; it is not changed. Raises CheckpointError if the model is
     missing, incomplete or not causal.
@@ -284,9 +286,7 @@ def load_value_model(
         check_causal(trunk, source.name)
     hidden_size = trunk.config.get_text_config(decoder=True).hidden_size
     value_model = ValueModel(trunk, hidden_size, compute_dtype=options["compute_dtype"])
-    head_file = Path(source.folder) / VALUE_HEAD
-    if head_file.is_file():
-        load_head(value_model.value_head, head_file)
+    load_saved_head(value_model.value_head, source)
     if is_new:
         _use_kernels(trunk, **options)
     return value_model.to(options["device"])
@@ -316,11 +316,12 @@ def load_reward_model(
 
     The end of the text it reads of a conversation (``reads``) is set in its `heedful.json`. A model without one comes
     from another tool and reads the full output of its chat template; a new head is trained on texts that end with the
-    turn.
+    turn. LLaMA-Factory and OpenRLHF (`heedful.models.origins`) score a policy's own tokens, which end with the turn.
 
     Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
     source = resolve(model)
+    origin = _origin_of_scores(source, trains=seed is not None)
     name, adapters, four_bit = source.folder, source.adapters, options.get("four_bit")
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for missing layers below the head, such as a pooler
@@ -342,14 +343,22 @@ def load_reward_model(
     refuse_not_finite(classifier, name)
     if info["mismatched_keys"]:
         raise CheckpointError(f"{name}: its classification head has more than one output; a reward model has one score")
-    head_missing = _lacks_head(classifier, set(info["missing_keys"]) - whole_weights(adapters), name)
+    head_missing = _lacks_head(classifier, set(info["missing_keys"]) - set(whole_weights(adapters)), name)
+    facts = load_facts(name)
+    offset = facts.offset
+    if origin is not None:
+        origin.copy_to(score_head(classifier))
+        if score_head(classifier).bias is None:
+            offset -= origin.bias
+        head_missing = False
     if head_missing:
         if seed is None:
             raise CheckpointError(
                 f"{name} has no reward head, so it is not a reward model; train one with: heedful reward"
             )
         _init_head(classifier, seed)
-    if head_missing or (adapters and tokenizer.pad_token_id is not None):  # adapters have no config.json for it
+    # Adapters have no config.json for it. The other libraries read the last token, whatever it is.
+    if head_missing or origin is not None or (adapters and tokenizer.pad_token_id is not None):
         ensure_distinct_pad(tokenizer, classifier)
     elif padding_id(classifier) is None:
         # transformers then reads the score at the very last token, so EOS must not count as padding.
@@ -358,19 +367,40 @@ def load_reward_model(
                 f"{name}: neither config.json nor the tokenizer has a padding token (pad_token_id); set one"
             )
         ensure_distinct_pad(tokenizer, classifier)
-    facts = load_facts(name)
     use_attention(learn_every_embedding(classifier))
     # A model of another tool reads its own template, but not heedful's default, on which it was not trained.
-    theirs: Reading = "turn-end" if PLAIN_TEMPLATE in (tokenizer.chat_template or PLAIN_TEMPLATE) else "template"
+    of_turn = origin is not None or PLAIN_TEMPLATE in (tokenizer.chat_template or PLAIN_TEMPLATE)
+    theirs: Reading = "turn-end" if of_turn else "template"
     reads = "turn-end" if head_missing else facts.reads or theirs
     loaded = RewardModel(
         classifier,
         compute_dtype=options["compute_dtype"],
-        offset=facts.offset,
+        offset=offset,
         reads=reads if hasattr(classifier, "score") else None,  # the others are encoders
     )
     _use_kernels(classifier, but=score_head(classifier), **options)
     return loaded.to(options["device"])
+
+
+def _origin_of_scores(source: Source, *, trains: bool) -> OriginHead | None:
+    """The head of a reward model of LLaMA-Factory or OpenRLHF; None for other models.
+
+    Raises CheckpointError for another library's critic. A policy with TRL's head may be trained: its head is then new.
+    """
+    origin = origin_head(source)
+    if origin is None or origin.scores:
+        return origin
+    if origin.origin == "TRL" and trains:
+        return None
+    if origin.origin == "TRL":
+        raise CheckpointError(
+            f"{origin.place} has a value head of TRL: it is the critic of a policy, not a reward model; --value-model reads "
+            "it as a critic. If it is a reward model all the same, move v_head.summary.weight and v_head.summary.bias to a "
+            "file value_head.safetensors in the folder, as LLaMA-Factory has them"
+        )
+    raise CheckpointError(
+        f"{origin.place} is a critic of OpenRLHF (CriticModel), not a reward model; --critic separate --value-model reads it"
+    )
 
 
 def _lacks_head(classifier: PreTrainedModel, missing: set[str], name: str) -> bool:
@@ -412,6 +442,20 @@ def ensure_distinct_pad(tokenizer: PreTrainedTokenizerBase, classifier: PreTrain
 
 
 # Shared functions --------------------------------------------------------------------------------------------------
+
+
+def load_saved_head(head: nn.Linear, source: Source) -> None:
+    """Load the value head saved with a model, heedful's or another library's (`heedful.models.origins`), if there is one.
+
+    Raises CheckpointError if it does not fit.
+    """
+    own = Path(source.folder) / VALUE_HEAD
+    if own.is_file():
+        load_head(head, own)
+        return
+    theirs = origin_head(source)
+    if theirs is not None:
+        theirs.copy_to(head)
 
 
 def load_head(head: nn.Linear, path: Path) -> None:
