@@ -31,6 +31,7 @@ NEEDS = {
     "evaluate kl": MEASURE | {"reference": "旧"},
     "exam": {"reward": "评分"},
     "choose": RUN,
+    "migrate": {"file": "脚本.py"},
     "runs": {"folder": "/"},
     **{f"label {name}": PROJECT for name in ("new", "backup", "restore", "serve", "stats", "withdraw", "list")},
     "label invite": PROJECT | {"name": "安娜"},

@@ -218,7 +218,9 @@ def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
     A YAML file of settings may come first, as everywhere but in a command whose first word is one (``TAKES_YAML``). The last position takes all remaining words if it is a list.
     """
     names = getattr(config_class, "POSITIONAL", ())
-    has_settings = bool(arguments) and arguments[0].endswith((".yaml", ".yml")) and not hasattr(config_class, "TAKES_YAML")
+    has_settings = (
+        bool(arguments) and arguments[0].endswith((".yaml", ".yml")) and not hasattr(config_class, "TAKES_YAML")
+    )
     if not names or not arguments or has_settings:
         return list(arguments)
     most = len(arguments) if is_list(types_of(config_class)[names[-1]]) else len(names)

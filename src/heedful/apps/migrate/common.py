@@ -21,7 +21,11 @@ def batches(run: Translation) -> None:
     if rows is not None:
         each = int(run.number(SIZES[0]) or 1)
         run.became(SIZES[0], run.write("micro_batch_size", each))
-        run.became(SIZES[1], run.write("batch_size", rows), f"{each} rows times {run.number(SIZES[1]):g} times {run.processes} processes.")
+        run.became(
+            SIZES[1],
+            run.write("batch_size", rows),
+            f"{each} rows times {run.number(SIZES[1]):g} times {run.processes} processes.",
+        )
     epochs, most = "num_train_epochs", "max_steps"
     run.read(epochs, most)
     if run.asks(epochs, ours="epochs") or run.asks(most, ours="max_steps"):
@@ -53,7 +57,12 @@ def schedule(run: Translation, steps: int | None = None) -> None:
         run.became(count, run.write("warmup_steps", int(warm)))
     elif part and steps is None:
         name = share if run.number(share) else count
-        run.row("question", name, "warmup_steps: ?", f"{part:g} times the number of optimizer steps, which heedful prints at the start.")
+        run.row(
+            "question",
+            name,
+            "warmup_steps: ?",
+            f"{part:g} times the number of optimizer steps, which heedful prints at the start.",
+        )
     elif part and steps is not None:
         run.became(share, run.write("warmup_steps", round(part * steps)), f"{part:g} of {steps} steps.")
 
@@ -74,7 +83,10 @@ def dtype(run: Translation) -> None:
 
 def saving(run: Translation, *, batch_steps: bool = True) -> None:
     """Checkpoints and evaluations, which the origin counts in optimizer steps."""
-    for how, every, ours in (("eval_strategy", "eval_steps", "eval_every"), ("save_strategy", "save_steps", "save_every")):
+    for how, every, ours in (
+        ("eval_strategy", "eval_steps", "eval_every"),
+        ("save_strategy", "save_steps", "save_every"),
+    ):
         old = how.replace("eval_", "evaluation_")
         run.read(how, every, old)
         strategy = run.value(old) if run.key(old) in run.given else run.value(how)
@@ -125,7 +137,9 @@ def machines(run: Translation) -> None:
     if run.read("ddp_timeout") and run.number("ddp_timeout") is not None:
         minutes = (run.number("ddp_timeout") or 0) / 60
         fits = minutes <= 60 * 24 * 7
-        run.row("kept" if fits else "none", "ddp_timeout", run.write("distributed_timeout_minutes", minutes) if fits else "")
+        run.row(
+            "kept" if fits else "none", "ddp_timeout", run.write("distributed_timeout_minutes", minutes) if fits else ""
+        )
 
 
 def held_out(run: Translation) -> None:

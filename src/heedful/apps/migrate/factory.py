@@ -26,7 +26,7 @@ def read_file(path: Path) -> tuple[str, dict[str, Any], dict[str, int]]:
     try:
         content = path.read_text(encoding="utf-8-sig")
         root = yaml.compose(content, Loader=shallow(yaml.SafeLoader))
-        values = yaml.load(content, Loader=shallow(yaml.SafeLoader))  # noqa: S506  the safe loader, with a bound
+        values = yaml.load(content, Loader=shallow(yaml.SafeLoader))
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict) or not isinstance(root, yaml.MappingNode):
@@ -120,7 +120,9 @@ def _preferences(run: Translation) -> None:
     is_orpo = run.value("pref_loss") == "orpo"
     for name in ("pref_ftx", "dpo_ftx"):
         if run.read(name):
-            run.row("differs" if extra else "none", name, run.write("nll_coef", extra + is_orpo) if extra or is_orpo else "")
+            run.row(
+                "differs" if extra else "none", name, run.write("nll_coef", extra + is_orpo) if extra or is_orpo else ""
+            )
     if run.read("simpo_gamma", "pref_beta") or run.value("pref_loss") == "simpo":
         gamma, beta = run.number("simpo_gamma"), run.number("pref_beta")
         if run.value("pref_loss") == "simpo" and gamma is not None and beta:
@@ -132,7 +134,9 @@ def _preferences(run: Translation) -> None:
 def _ppo(run: Translation) -> None:
     """PPO's batches: TRL's batch_size is per_device_train_batch_size * gradient_accumulation_steps * ppo_buffer_size."""
     rows, buffer = common.optimizer_rows(run), run.number("ppo_buffer_size")
-    run.read("ppo_buffer_size", "num_train_epochs", "max_steps", "reward_model", "reward_model_adapters", "reward_model_type")
+    run.read(
+        "ppo_buffer_size", "num_train_epochs", "max_steps", "reward_model", "reward_model_adapters", "reward_model_type"
+    )
     if rows is not None and buffer is not None:
         each = int(run.number("per_device_train_batch_size") or 1)
         run.became("per_device_train_batch_size", run.write("micro_batch_size", each))
@@ -194,9 +198,19 @@ def _data(run: Translation, path: Path) -> None:
         if not names:
             continue
         if not places:
-            run.row("question", name, f"{ours}: ?", f"{folder}/dataset_info.json, which says where it is, was not found here.")
+            run.row(
+                "question",
+                name,
+                f"{ours}: ?",
+                f"{folder}/dataset_info.json, which says where it is, was not found here.",
+            )
         elif len(names) > 1:
-            run.row("question", name, f"{ours}: ?", "heedful reads one data set: put the records into one file, or into a folder.")
+            run.row(
+                "question",
+                name,
+                f"{ours}: ?",
+                "heedful reads one data set: put the records into one file, or into a folder.",
+            )
         else:
             _entry(run, name, ours, names[0], places[0])
 
@@ -210,7 +224,12 @@ def _entry(run: Translation, name: str, ours: str, data: str, folder: Path) -> N
         return
     place = next((entry[key] for key in ("hf_hub_url", "ms_hub_url", "file_name") if key in entry), None)
     if not isinstance(place, str) or "script_url" in entry or "load_from" in entry:
-        run.row("question", name, f"{ours}: ?", f"Its entry in dataset_info.json has no file and no name on a Hub: {text(entry)[:80]}")
+        run.row(
+            "question",
+            name,
+            f"{ours}: ?",
+            f"Its entry in dataset_info.json has no file and no name on a Hub: {text(entry)[:80]}",
+        )
         return
     if "file_name" in entry and "hf_hub_url" not in entry and "ms_hub_url" not in entry:
         place = str(folder / place)
@@ -222,7 +241,11 @@ def _entry(run: Translation, name: str, ours: str, data: str, folder: Path) -> N
     columns = {key: value for key, value in (entry.get("columns") or {}).items() if value and key != value}
     tags = {key: value for key, value in (entry.get("tags") or {}).items() if value}
     if "subset" in entry or "folder" in entry:
-        run.rows.append(Row("question", f"{data}: subset, folder", text(entry), "", "heedful reads the whole data set of that name."))
+        run.rows.append(
+            Row(
+                "question", f"{data}: subset, folder", text(entry), "", "heedful reads the whole data set of that name."
+            )
+        )
     if entry.get("formatting", "alpaca") == "alpaca":
         renamed = {"prompt": "instruction", "query": "input", "response": "output"}
         pairs = [f"{renamed.get(key, key)}={value}" for key, value in columns.items() if renamed.get(key, key) != value]

@@ -6,8 +6,9 @@ from typing import Any
 
 from heedful.apps.migrate import common
 from heedful.apps.migrate.objects import adapters, data_name, functions_file, model_name, reward_name
-from heedful.apps.migrate.script import Function, Made, Named, Script, shown
+from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Row, Translation, text
+from heedful.apps.migrate.values import Function, Made, Named, shown
 from heedful.configs.peers import peers
 
 PEER = "trl"
@@ -62,28 +63,37 @@ def given(script: Script, trainer: Made) -> tuple[str, dict[str, Any], dict[str,
 
     config = arguments.pop("args", arguments.pop("config", None))
     if isinstance(config, Made):
-        settings = {name: value for name, value in config.kwargs.items() if name != "command line"}
-        take(settings, own, config.lines, config.line)
+        take(config.kwargs, own, config.lines, config.line)
     for one in script.calls:  # dataclasses that a parser fills, with the arguments of the command line
-        if "command line" in one.kwargs:
+        if one.command_line is not None:
             among = own if one is config else (one.last,)
             if among != own and f"{one.last}." not in {f"{key.partition('.')[0]}." for key in table}:
                 continue
             sections.add(one.last)
-            taken = {name: value for name, value in one.kwargs["command line"].items() if _section(table, among, name)}
+            taken = {name: value for name, value in one.command_line.items() if _section(table, among, name)}
             take(taken, among, {}, one.line)
             for name in taken:
                 script.left_over.pop(name, None)
     lora = adapters(arguments.get("model"), arguments.pop("peft_config", None))
     if isinstance(lora, Made) and lora.last == "LoraConfig":
         sections.add("LoraConfig")
-        take(dict(zip(("task_type", "peft_type"), lora.args, strict=False)) | lora.kwargs, ("LoraConfig",), lora.lines, lora.line)
+        take(
+            dict(zip(("task_type", "peft_type"), lora.args, strict=False)) | lora.kwargs,
+            ("LoraConfig",),
+            lora.lines,
+            lora.line,
+        )
         found["Trainer.peft_config"], lines["Trainer.peft_config"] = lora, lora.line
     bits = next((one for one in script.calls if one.last == "BitsAndBytesConfig"), None)
     if bits is not None:
         sections.add("BitsAndBytesConfig")
         take(bits.kwargs, ("BitsAndBytesConfig",), bits.lines, bits.line)
-    take({name: one for name, one in arguments.items() if one is not None}, ("Trainer", *own), trainer.lines, trainer.line)
+    take(
+        {name: one for name, one in arguments.items() if one is not None},
+        ("Trainer", *own),
+        trainer.lines,
+        trainer.line,
+    )
     return kind, found, lines, frozenset(sections)
 
 
@@ -93,7 +103,9 @@ def _section(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> boo
 
 def read(run: Translation, script: Script, trainer: Made, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
-    run.read("Trainer.peft_config", "Trainer.quantization_config", "resume_from_checkpoint", "run_name", "log_completions")
+    run.read(
+        "Trainer.peft_config", "Trainer.quantization_config", "resume_from_checkpoint", "run_name", "log_completions"
+    )
     for name in ("resume_from_checkpoint", "run_name", "log_completions"):
         if run.key(name) in run.given:
             run.row("none", name)
@@ -126,7 +138,12 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
             is_same = reference == named or "create_reference_model" in shown(run.value(name))
             known = isinstance(reference, str) or is_same
             mine = "" if is_same else run.write("reference", reference) if known else "reference: ?"
-            run.row("kept" if known else "question", name, mine or "reference: none", "The policy as it starts." if is_same else None)
+            run.row(
+                "kept" if known else "question",
+                name,
+                mine or "reference: none",
+                "The policy as it starts." if is_same else None,
+            )
     if run.command in ("grpo", "ppo", "online-dpo"):
         _rewards(run, script, files, output)
     if run.command == "ppo":
@@ -142,7 +159,9 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
 
 def _rewards(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     """Reward functions go into a file of their own: the script itself would train if it was imported."""
-    key = next((one for one in ("Trainer.reward_funcs", "Trainer.reward_model", "Trainer.judge") if one in run.given), "")
+    key = next(
+        (one for one in ("Trainer.reward_funcs", "Trainer.reward_model", "Trainer.judge") if one in run.given), ""
+    )
     value = run.value(key) if key else run.value("reward_model_path")
     rewards = value if isinstance(value, list | tuple) else [] if value is None else [value]
     functions = [one for one in rewards if isinstance(one, Function) and not one.name.startswith("a ")]
@@ -158,8 +177,14 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
                 fate = "differs" if name else "question"
                 run.rows.append(Row(fate, f"reward {shown(one)}", "", name, note, run.lines.get(key)))  # type: ignore[arg-type]
     if functions or library:
-        imports = "".join(f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library)
-        files[REWARDS] = imports + ("\n\n" if imports and functions else "") + (functions_file(script, functions) if functions else "")
+        imports = "".join(
+            f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library
+        )
+        files[REWARDS] = (
+            imports
+            + ("\n\n" if imports and functions else "")
+            + (functions_file(script, functions) if functions else "")
+        )
     if names:
         run.write("rewards", names)
         run.row("kept", key or "reward_model_path", f"rewards: {text(names)}")
@@ -181,7 +206,9 @@ def _critic(run: Translation) -> None:
 
 
 def _data(run: Translation) -> None:
-    run.read("dataset_name", "dataset_train_split", "dataset_test_split", "Trainer.train_dataset", "Trainer.eval_dataset")
+    run.read(
+        "dataset_name", "dataset_train_split", "dataset_test_split", "Trainer.train_dataset", "Trainer.eval_dataset"
+    )
     evaluates = str(run.value("eval_strategy")).rpartition(".")[2].lower() not in ("no", "none")
     for name, ours in (("Trainer.train_dataset", "data"), ("Trainer.eval_dataset", "eval_data")):
         if name not in run.given or (ours == "eval_data" and not evaluates and run.command != "ppo"):
@@ -197,8 +224,21 @@ def _data(run: Translation) -> None:
 
 def _lora(run: Translation) -> None:
     """Adapters, of a LoraConfig or of TRL's own settings."""
-    mine = ("use_peft", "lora_r", "ModelConfig.lora_alpha", "ModelConfig.lora_dropout", "lora_target_modules", "ModelConfig.use_rslora")
-    theirs = ("LoraConfig.r", "LoraConfig.lora_alpha", "LoraConfig.lora_dropout", "LoraConfig.target_modules", "LoraConfig.use_rslora")
+    mine = (
+        "use_peft",
+        "lora_r",
+        "ModelConfig.lora_alpha",
+        "ModelConfig.lora_dropout",
+        "lora_target_modules",
+        "ModelConfig.use_rslora",
+    )
+    theirs = (
+        "LoraConfig.r",
+        "LoraConfig.lora_alpha",
+        "LoraConfig.lora_dropout",
+        "LoraConfig.target_modules",
+        "LoraConfig.use_rslora",
+    )
     bits = ("ModelConfig.load_in_4bit", "BitsAndBytesConfig.load_in_4bit", "BitsAndBytesConfig.bnb_4bit_compute_dtype")
     run.read(*mine, *theirs, *bits)
     is_own = "Trainer.peft_config" in run.given
@@ -219,7 +259,9 @@ def _lora(run: Translation) -> None:
     if wanted is None:
         run.row("question", targets, "lora_targets: ?")
     elif isinstance(wanted, str | list | tuple) and not run.asks(targets, ours="lora_targets"):
-        run.became(targets, run.write("lora_targets", wanted if isinstance(wanted, str) else ",".join(map(str, wanted))))
+        run.became(
+            targets, run.write("lora_targets", wanted if isinstance(wanted, str) else ",".join(map(str, wanted)))
+        )
     if run.number(dropout):
         run.row("lost", dropout)
     if run.key(scaled) in run.given:
@@ -252,11 +294,21 @@ def _model_kwargs(run: Translation) -> None:
 def _rollouts(run: Translation) -> None:
     """Batches of trainers that sample: heedful's steps are rollout batches, and its sizes count responses of all devices."""
     rows = common.optimizer_rows(run)
-    sizes = ("generation_batch_size", "steps_per_generation", "num_mini_batches", "total_episodes", "num_train_epochs", "max_steps")
+    sizes = (
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_mini_batches",
+        "total_episodes",
+        "num_train_epochs",
+        "max_steps",
+    )
     run.read(*sizes)
     if rows is None or run.asks(*sizes, ours="steps"):
         return
-    each, accumulated = int(run.number("per_device_train_batch_size") or 1), run.number("gradient_accumulation_steps") or 1
+    each, accumulated = (
+        int(run.number("per_device_train_batch_size") or 1),
+        run.number("gradient_accumulation_steps") or 1,
+    )
     per_prompt = 2 if run.command == "online-dpo" else 1
     minibatch = rows * per_prompt
     parts = 1.0
@@ -280,7 +332,9 @@ def _steps(run: Translation, rollout: int, updates: int) -> None:
     most, episodes = run.number("max_steps"), run.number("total_episodes")
     passes = run.number("num_iterations") or 1
     if most is not None and most > 0:
-        run.became("max_steps", run.write("steps", max(1, round(most / (updates * passes)))), differs=updates * passes > 1)
+        run.became(
+            "max_steps", run.write("steps", max(1, round(most / (updates * passes)))), differs=updates * passes > 1
+        )
     elif episodes:
         run.became("total_episodes", run.write("steps", -(-int(episodes) // rollout)))
     else:
@@ -326,7 +380,9 @@ def _dpo(run: Translation) -> None:
         if first == "sigmoid_norm":
             run.write("length_normalise", True)
         if "sft" in kinds:
-            share = weights[kinds.index("sft")] / weights[kinds.index(first)] if isinstance(weights, list | tuple) else 1.0
+            share = (
+                weights[kinds.index("sft")] / weights[kinds.index(first)] if isinstance(weights, list | tuple) else 1.0
+            )
             run.became("loss_weights", run.write("nll_coef", share))
     smoothing = run.number("label_smoothing")
     if smoothing:
@@ -339,7 +395,14 @@ def _grpo(run: Translation) -> None:
     if run.trainer != "GRPOTrainer":
         run.read("reward_clip_range", "chat_template_kwargs", "max_prompt_length")
         return
-    run.read("loss_type", "epsilon_high", "max_prompt_length", "use_adaptive_entropy", "entropy_target", "chat_template_kwargs")
+    run.read(
+        "loss_type",
+        "epsilon_high",
+        "max_prompt_length",
+        "use_adaptive_entropy",
+        "entropy_target",
+        "chat_template_kwargs",
+    )
     run.read("max_tool_calling_iterations")
     kind = run.value("loss_type")
     table = run.table[run.key("loss_type")].values

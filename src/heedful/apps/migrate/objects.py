@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from heedful.apps.migrate.script import Function, Made, Named, Script, shown
+from heedful.apps.migrate.script import Script
+from heedful.apps.migrate.values import Function, Made, Named, shown
 
 FILES = ("json", "csv", "parquet", "arrow", "text")
 """What ``load_dataset`` reads from files."""
@@ -43,7 +44,11 @@ def data_name(data: Any) -> tuple[str, str]:
     name = _loaded(data, split) if isinstance(data, Made) else ""
     changed = [one for one in reversed(steps) if one.name.startswith(".")]
     if not name or changed:
-        what = f"The script changes the records ({', '.join(one.name[1:] for one in changed)})" if changed else "The script makes them"
+        what = (
+            f"The script changes the records ({', '.join(one.name[1:] for one in changed)})"
+            if changed
+            else "The script makes them"
+        )
         line = f" on line {changed[0].line}" if changed else ""
         return "", (
             f"{what}{line}: add NAME_OF_THE_DATA_SET.save_to_disk(\"records\") behind it, run it once, and write data: records. "
@@ -108,8 +113,16 @@ def functions_file(script: Script, wanted: Sequence[Function]) -> str:
         if isinstance(one.node, ast.stmt):
             needed[one.node.lineno] = one.node
     parts = [_dedented(script, needed[line], needed[line] in nested) for line in sorted(needed)]
-    imports = [text for line, text in zip(sorted(needed), parts, strict=True) if isinstance(needed[line], ast.Import | ast.ImportFrom)]
-    others = [text for line, text in zip(sorted(needed), parts, strict=True) if not isinstance(needed[line], ast.Import | ast.ImportFrom)]
+    imports = [
+        text
+        for line, text in zip(sorted(needed), parts, strict=True)
+        if isinstance(needed[line], ast.Import | ast.ImportFrom)
+    ]
+    others = [
+        text
+        for line, text in zip(sorted(needed), parts, strict=True)
+        if not isinstance(needed[line], ast.Import | ast.ImportFrom)
+    ]
     return "\n".join(imports) + ("\n\n\n" if imports else "") + "\n\n\n".join(others) + "\n"
 
 
@@ -141,7 +154,13 @@ def reward_name(reward: Any) -> tuple[str, str]:
     if isinstance(reward, Made) and isinstance(model_name(reward), str):
         return f"model:{model_name(reward)}", ""
     if isinstance(reward, Named):
-        return TRL_REWARDS.get(reward.name.rpartition(".")[2], ("", f"{reward.name} is a function of a library: write a file with a function that calls it, and name it python:FILE.py:FUNCTION."))
+        return TRL_REWARDS.get(
+            reward.name.rpartition(".")[2],
+            (
+                "",
+                f"{reward.name} is a function of a library: write a file with a function that calls it, and name it python:FILE.py:FUNCTION.",
+            ),
+        )
     return "", f"{shown(reward)}: put the function into a file, and name it python:FILE.py:FUNCTION."
 
 

@@ -2,10 +2,13 @@
 
 import ast
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
-from heedful.apps.migrate.script import Function, Made, Script, shown
-from heedful.apps.migrate.translate import Row, Translation, unsettled
+from heedful.apps.migrate.objects import model_name
+from heedful.apps.migrate.script import Script
+from heedful.apps.migrate.translate import Row, Translation
+from heedful.apps.migrate.values import Made, shown, unsettled
 
 COMPAT = "heedful.compat.trl"
 PLACES = (
@@ -32,7 +35,11 @@ def given(script: Script, trainer: Made) -> tuple[dict[str, Any], dict[str, int]
     adapters = None if model is None else model.kwargs.get("peft_config")
     if adapters is None and model is not None and model.args:  # get_peft_model(model, config)
         inner = model.args[0]
-        adapters = inner.args[1] if isinstance(inner, Made) and inner.last == "get_peft_model" and len(inner.args) > 1 else None
+        adapters = (
+            inner.args[1]
+            if isinstance(inner, Made) and inner.last == "get_peft_model" and len(inner.args) > 1
+            else None
+        )
     shared = arguments.get("ref_model")
     if isinstance(shared, Made) and shared.last == "create_reference_model" and "num_shared_layers" in shared.kwargs:
         arguments["num_shared_layers"] = shared.kwargs["num_shared_layers"]
@@ -41,26 +48,23 @@ def given(script: Script, trainer: Made) -> tuple[dict[str, Any], dict[str, int]
     parts = [("PPOConfig", config), ("generate", sampled), ("model", model), ("LoraConfig", adapters)]
     for section, made in parts:
         if isinstance(made, Made):
-            values = {name: value for name, value in made.kwargs.items() if name not in ("peft_config", "command line")}
-            values |= made.kwargs.get("command line", {})
+            values = {name: value for name, value in made.kwargs.items() if name != "peft_config"}
+            values |= (made.command_line or {})
             found |= {f"{section}.{name}": value for name, value in values.items()}
             lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
     for name, value in arguments.items():
         if name not in ("config", "model", "tokenizer", "dataset", "data_collator") and value is not None:
             found[f"PPOTrainer.{name}"], lines[f"PPOTrainer.{name}"] = value, trainer.line
-    return found, lines, frozenset({"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)})
+    return (
+        found,
+        lines,
+        frozenset({"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)}),
+    )
 
 
 def wrapped(model: Any) -> Made | None:
     """The call that made the model with its value head."""
     return model if isinstance(model, Made) and model.last == "from_pretrained" else None
-
-
-def model_name(model: Any) -> Any:
-    """The name of the model that ``from_pretrained`` loads, through models that are wrapped again."""
-    while isinstance(model, Made) and (model.args or model.kwargs):
-        model = model.args[0] if model.args else next(iter(model.kwargs.values()))
-    return model
 
 
 def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
@@ -72,7 +76,9 @@ def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
     arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
     name = model_name(arguments.get("model"))
     model = run.write("model", name) if isinstance(name, str) else "model: ?"
-    run.rows.append(Row("kept" if isinstance(name, str) else "question", "the model", shown(name), model, line=trainer.line))
+    run.rows.append(
+        Row("kept" if isinstance(name, str) else "question", "the model", shown(name), model, line=trainer.line)
+    )
     run.rows.append(Row("question", "the data", shown(arguments.get("dataset")), "data: ?",
                         "Prompts in a file, one JSON object a line with \"prompt\": the texts of your queries. heedful encodes "
                         "them itself.", trainer.line))  # fmt: skip
@@ -84,7 +90,9 @@ def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
         reference = model_name(run.value("PPOTrainer.ref_model"))
         same = reference == name and isinstance(name, str)
         ours = "" if same or not isinstance(reference, str) else run.write("reference", reference)
-        run.row("kept", "PPOTrainer.ref_model", ours or "reference: none", "The policy as it starts." if not ours else "")
+        run.row(
+            "kept", "PPOTrainer.ref_model", ours or "reference: none", "The policy as it starts." if not ours else ""
+        )
     if run.read("PPOConfig.steps"):
         run.row("none", "PPOConfig.steps")
 
@@ -122,7 +130,11 @@ def _kl(run: Translation) -> None:
     elif is_adaptive:
         ours = run.write("kl_target", run.value(target))
         run.row("kept" if adaptive in run.given or target in run.given else "default", target, ours)
-        run.row("kept" if horizon in run.given else "default", horizon, run.write("kl_horizon", int(run.number(horizon) or 1)))
+        run.row(
+            "kept" if horizon in run.given else "default",
+            horizon,
+            run.write("kl_horizon", int(run.number(horizon) or 1)),
+        )
     else:
         run.row("kept", adaptive, "kl_target: none", "The coefficient stays.")
         for name in (target, horizon):
@@ -175,15 +187,16 @@ def _adapters(run: Translation) -> None:
 
 def rewritten(script: Script) -> tuple[str, list[Row]]:
     """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
-    from heedful.compat import trl as compat
-
+    there = _names()
     source = script.source.split("\n")
     rows, edits = [], []
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             names = [f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names]
-            missing = [one.name for one in node.names if one.name != "*" and not hasattr(compat, one.name)]
-            rows += [Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing]
+            missing = [one.name for one in node.names if one.name != "*" and one.name not in there]
+            rows += [
+                Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing
+            ]
             edits.append((node, f"from {COMPAT} import {', '.join(names)}"))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_imported(node))))
@@ -191,6 +204,17 @@ def rewritten(script: Script) -> tuple[str, list[Row]]:
         indent = source[node.lineno - 1][: node.col_offset]
         source[node.lineno - 1 : node.end_lineno] = [indent + text]
     return "\n".join(source), rows
+
+
+def _names() -> set[str]:
+    """The names of heedful.compat.trl, read without importing torch."""
+    content = (files("heedful.compat") / "trl" / "__init__.py").read_text(encoding="utf-8")
+    named = [one for one in ast.parse(content).body if isinstance(one, ast.Assign) and _is_all(one.targets[0])]
+    return set(ast.literal_eval(named[0].value))
+
+
+def _is_all(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and target.id == "__all__"
 
 
 def _imported(node: ast.Import) -> Iterator[str]:

@@ -9,7 +9,8 @@ import yaml
 
 from heedful.apps.migrate import factory, later, old_ppo
 from heedful.apps.migrate.report import report
-from heedful.apps.migrate.script import Script, read_source
+from heedful.apps.migrate.script import Script
+from heedful.apps.migrate.source import read_source
 from heedful.apps.migrate.translate import Row, Translation
 from heedful.configs.migrate import MigrateConfig
 from heedful.configs.peers import Peer, peers
@@ -75,7 +76,9 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
         runs.append((trainer.last, run))
         done.append(f"`{name}`: `heedful {run.command} {output / name}`")
     for one, value in script.left_over.items():
-        runs[0][1].rows.append(Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument."))
+        runs[0][1].rows.append(
+            Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument.")
+        )
     return _with_report(config, files, done, runs)
 
 
@@ -97,7 +100,10 @@ def _with_report(
     files[REPORT] = report(f"{config.file.name} in heedful", done, runs)
     summary = [f"{config.file}: {runs[0][1].peer.title}, read as version {runs[0][1].version}"]
     for heading, run in runs:
-        count = {fate: sum(row.fate == fate for row in run.rows) for fate in ("kept", "default", "differs", "lost", "question")}
+        count = {
+            fate: sum(row.fate == fate for row in run.rows)
+            for fate in ("kept", "default", "differs", "lost", "question")
+        }
         summary.append(
             f"{heading}: {count['kept']} kept, {counted(count['default'], 'default')} written, {count['differs']} with another "
             f"meaning, {count['lost']} not kept, {counted(count['question'], 'question')}"
@@ -168,7 +174,11 @@ def read_arguments(words: str) -> dict[str, Any]:
             raise ConfigError(f"--arguments: {part!r} is not the value of a flag; flags start with --")
         else:
             before = found[name]
-            found[name] = _scalar(part) if before is True else [*(before if isinstance(before, list) else [before]), _scalar(part)]
+            found[name] = (
+                _scalar(part)
+                if before is True
+                else [*(before if isinstance(before, list) else [before]), _scalar(part)]
+            )
     return found
 
 
@@ -184,7 +194,9 @@ def _scalar(word: str) -> Any:
 def yaml_of(run: Translation, origin: Path) -> str:
     """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
     open_ones = [row for row in run.rows if row.fate == "question"]
-    lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); migration.md has the details"]
+    lines = [
+        f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); migration.md has the details"
+    ]
     lines += [f"# {row.ours or row.name}   # {' '.join(row.value.split())}" for row in open_ones if row.ours]
     written = {name: run.written[name] for name in run.hints if name in run.written}
     if "output" not in written:
@@ -203,5 +215,3 @@ def _refused(run: Translation) -> None:
             run.settings(**values)
     except ConfigError as error:
         run.rows.append(Row("question", "all of it", "", "", f"heedful {run.command} refuses these settings: {error}"))
-
-

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 from heedful.apps.migrate.translate import Fate, Row, Translation
 
 HEADINGS: dict[Fate, tuple[str, str]] = {
-    "question": ("To be answered", "What only you can tell. Write it into the file where it says `?`, or leave the line out."),
+    "question": (
+        "To be answered",
+        "What only you can tell. Write it into the file where it says `?`, or leave the line out.",
+    ),
     "lost": ("Not kept", "heedful has nothing of the kind, or not in this form; the result may differ."),
     "differs": ("Kept, with another meaning", "Written, but it does not do quite the same."),
     "kept": ("Kept", "The same value and the same meaning."),

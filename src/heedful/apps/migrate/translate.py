@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from heedful.apps.migrate.script import Function, Made, Named, Unknown, shown
+from heedful.apps.migrate.values import Named, shown, unsettled
 from heedful.configs.peers import Peer, PeerSetting
 from heedful.configs.settings import types_of
 from heedful.configs.trainers import TRAINERS
@@ -97,7 +97,7 @@ class Translation:
         key, value = self.key(name), self.value(name)
         has = key in self.given or value is not None
         table = self.table[key].note if key in self.table else ""
-        said = table if note is None else note
+        said = sentence(table if note is None else note)
         self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.lines.get(key)))
 
     def became(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
@@ -133,7 +133,9 @@ class Translation:
         """Rows for what nothing has read."""
         for name, value in self.given.items():
             if name not in self.table:
-                self.row("question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it")
+                self.row(
+                    "question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it"
+                )
             elif self.table[name].kind == "read" and name not in self._read:
                 fate: Fate = "question" if unsettled(value) else "lost"
                 self.row(fate, name, " ".join(self.table[name].ours), self.table[name].note)
@@ -142,20 +144,34 @@ class Translation:
         is_given, value = name in self.given, self.value(name)
         if is_given and not setting.is_in(self.version):
             since = f"only from {setting.since} on" if setting.since else f"only before {setting.until}"
-            self.row("question", name, note=f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version")
+            self.row(
+                "question",
+                name,
+                note=f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version",
+            )
             return
         if (not is_given and value is None) or not setting.is_in(self.version):
             return
         ours = next((one for one in setting.ours if one in self.hints), None)
-        if setting.kind == "none" or (setting.values.get(str(value)) == ""):
+        if setting.kind == "none":
             if is_given:
                 self.row("none", name, note=setting.note)
         elif setting.kind == "lost":
             has_no_effect = is_off(value) or any(value == one for one in setting.equal)
             if is_given or (setting.equal and not has_no_effect):
-                self.row("none" if has_no_effect else "lost", name, ours or "", "With this value it does nothing." if has_no_effect else None)
+                self.row(
+                    "none" if has_no_effect else "lost",
+                    name,
+                    ours or "",
+                    "With this value it does nothing." if has_no_effect else None,
+                )
         elif unsettled(value):
-            self.row("question", name, f"{ours}: ?" if ours else "", f"only a run of the script can tell its value. {setting.note}")
+            self.row(
+                "question",
+                name,
+                f"{ours}: ?" if ours else "",
+                f"only a run of the script can tell its value. {setting.note}",
+            )
         elif ours is None:
             if is_given and not is_off(value):
                 self.row("lost", name, note=setting.note or f"heedful {self.command} has no such setting")
@@ -163,15 +179,23 @@ class Translation:
             self._written(name, setting, ours, value, is_given)
 
     def _written(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
-        if setting.values and str(value) not in setting.values:
+        if setting.values and key_of(value) not in setting.values:
             if is_given and value is not None:
                 allowed = " and ".join(setting.values)
-                self.row("lost", name, note=f"heedful has what {allowed} {'is' if len(setting.values) == 1 else 'are'}. {setting.note}")
+                self.row(
+                    "lost",
+                    name,
+                    note=f"heedful has what {allowed} {'is' if len(setting.values) == 1 else 'are'}. {setting.note}",
+                )
             return
-        taken = setting.values[str(value)] if setting.values else value.name if isinstance(value, Named) else value
+        taken = setting.values[key_of(value)] if setting.values else value.name if isinstance(value, Named) else value
         if taken is None and type(None) not in getattr(self.hints[ours], "__args__", ()):
             return
-        if isinstance(taken, float) and taken.is_integer() and int in (self.hints[ours], *getattr(self.hints[ours], "__args__", ())):
+        if (
+            isinstance(taken, float)
+            and taken.is_integer()
+            and int in (self.hints[ours], *getattr(self.hints[ours], "__args__", ()))
+        ):
             taken = int(taken)  # top_k=0.0
         is_ours = taken == getattr(self.settings, ours, None)
         if is_given:
@@ -180,11 +204,16 @@ class Translation:
             self.row("default", name, self.write(ours, taken), setting.note)
 
 
-def unsettled(value: Any) -> bool:
-    """Whether only a run could tell a value."""
-    if isinstance(value, list | tuple):
-        return any(unsettled(one) for one in value)
-    return isinstance(value, Unknown | Made | Function)
+def key_of(value: Any) -> str:
+    """A value as a key of ``values`` in a table."""
+    return str(value).lower() if isinstance(value, bool) else value.name if isinstance(value, Named) else str(value)
+
+
+def sentence(note: str) -> str:
+    """A note of a table as a sentence."""
+    first, _, rest = note.partition(" ")
+    begun = f"{first.capitalize()} {rest}" if first.isalpha() and first.islower() else note
+    return begun if not note or note.endswith((".", "?")) else f"{begun.rstrip()}."
 
 
 def is_off(value: Any) -> bool:

@@ -1,0 +1,123 @@
+"""What a script's expressions are, as far as they are known without running it."""
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST = 10_000
+"""Characters of a text, and items of a list, that are put together from others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """What only a run of the script could tell."""
+
+    text: str
+    """The expression."""
+    line: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """Something of another module, such as ``torch.bfloat16``."""
+
+    name: str
+
+    @property
+    def last(self) -> str:
+        """The name without its module."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function or a lambda of the script."""
+
+    name: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    names: dict[str, Any] = field(repr=False)
+    """Those around it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Class:
+    """A class of the script; of a dataclass, the fields with their defaults."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Made:
+    """What a call returns, or an item of something: its parts are known, and not what it does."""
+
+    name: str
+    """``trl.GRPOConfig``; ``.map`` of a method, ``[]`` of an item."""
+    args: list[Any]
+    kwargs: dict[str, Any]
+    line: int
+    text: str
+    """The expression."""
+    of: Any = None
+    """Whose method it is."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """Where each of ``kwargs`` stands."""
+    command_line: dict[str, Any] | None = None
+    """Of a library's dataclass that a parser fills: the arguments that are given."""
+
+    @property
+    def last(self) -> str:
+        """The name without its module."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is certainly not None: of a class, or loaded."""
+        return self.last[:1].isupper() or self.last in ("from_pretrained", "load_dataset", "get_peft_config")
+
+
+Plain = int | float | str | bool | None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a truth value or None."""
+    return isinstance(value, int | float | str | bool | None)
+
+
+def unsettled(value: Any) -> bool:
+    """Whether only a run could tell a value."""
+    if isinstance(value, list | tuple):
+        return any(map(unsettled, value))
+    return isinstance(value, Unknown | Made | Function)
+
+
+def truth(value: Any) -> bool | None:
+    """Whether a condition holds; None if only a run could tell."""
+    if isinstance(value, Unknown | Made):
+        return None
+    return True if isinstance(value, Named | Function | Class) else bool(value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are certainly equal. Models of one name are, whatever classes load them."""
+    if isinstance(one, Made) and isinstance(other, Made):
+        return one.last == other.last == "from_pretrained" and one.args[:1] == other.args[:1] != []
+    return one is other or (isinstance(one, Named | Plain) and type(one) is type(other) and one == other)
+
+
+def shown(value: Any) -> str:
+    """A value as a report writes it, on one line."""
+    if isinstance(value, Unknown | Made):
+        return value.text
+    if isinstance(value, Named | Function | Class):
+        return value.name
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_short, value)) + "]"
+    return repr(value)
+
+
+def _short(value: Any) -> str:
+    """An item of a list or a mapping; one inside of another is not spelled out, as it may hold itself."""
+    return "..." if isinstance(value, dict | list | tuple) and value else shown(value)
