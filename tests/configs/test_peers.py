@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import pytest
 
+from heedful.cli.command_table import COMMANDS
 from heedful.configs.settings import checked, types_of
 from heedful.configs.trainers import TRAINERS
 from heedful.errors import ConfigError
@@ -68,7 +69,7 @@ def test_entries_have_known_fields_and_kinds(table):
 
 
 def test_every_name_of_ours_is_a_setting_of_a_trainer(table):
-    names = set().union(*map(types_of, CONFIGS.values()))
+    names = set().union(*(types_of(command.settings()) for command in COMMANDS.values()))
     assert not wrong(table, lambda one: set(one.get("ours", "").split()) - names)
     assert not wrong(table, lambda one: one.get("kind", "same") in ("same", "differs") and not one.get("ours"))
 

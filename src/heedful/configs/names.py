@@ -1,14 +1,14 @@
-"""Advice for setting names of other libraries (TRL, OpenRLHF, verl): heedful's name, or what to do without a setting."""
+"""Advice for the name of a setting of another library: heedful's name, or what to do without a setting."""
 
 import difflib
 import re
-import tomllib
-from collections.abc import Collection
-from importlib.resources import files
+from collections.abc import Collection, Iterator
+from functools import cache
 
-TABLES = tomllib.loads((files("heedful.configs") / "names.toml").read_text(encoding="utf-8"))
-PEERS: dict[str, str] = TABLES["peers"]
-WITHOUT: dict[str, str] = TABLES["without"]
+from heedful.configs.peers import PeerSetting, peers
+
+MOST = 3
+"""Libraries in one piece of advice."""
 
 
 def answer(name: str, settings: Collection[str], *, in_python: bool = False) -> str:
@@ -32,17 +32,44 @@ def _answer(name: str, settings: Collection[str]) -> str:
     name = name.lower()
     parts = name.split(".")
     for spelling in (".".join(parts[i:]) for i in range(len(parts))):
-        if spelling in WITHOUT:
-            return f"; {WITHOUT[spelling]}"
-        ours, _, hint = PEERS.get(spelling, "").partition(" | ")
-        found = next((one for one in ours.split() if one in settings), None)
+        found = dict(_meanings(spelling, settings))
+        if len(found) == 1:
+            ((ours, (_, note)),) = found.items()
+            return f"; heedful's name is {_flag(ours)}" + (f" ({note})" if note else "")
         if found:
-            return f"; heedful's name is {_both(found)}" + (f" ({hint})" if hint else "")
+            each = (f"{_flag(ours)} for that of {title}" for ours, (title, _) in found.items())
+            return f"; heedful's name is {', '.join(each)}"
         if spelling in settings and spelling != name:
-            return f"; heedful's name is {_both(spelling)}"
+            return f"; heedful's name is {_flag(spelling)}"
+        notes = [one.note for _, one in _by_name().get(spelling, ()) if one.note and not one.ours]
+        if notes:
+            return f"; {notes[0]}"
     begun = [one for one in settings if one.startswith(f"{name}_")]
     near = difflib.get_close_matches(name, settings, n=1) or begun
-    return f". Perhaps you meant {_both(near[0])}" if near else ""
+    return f". Perhaps you meant {_flag(near[0])}" if near else ""
+
+
+def _meanings(name: str, settings: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """heedful's names for a name, each with the libraries that mean it so, and the shortest note."""
+    found: dict[str, list[tuple[str, PeerSetting]]] = {}
+    for title, one in _by_name().get(name, ()):
+        ours = next((mine for mine in one.ours if mine in settings and mine != name), None)
+        if ours is not None:
+            found.setdefault(ours, []).append((title, one))
+    for ours, ones in found.items():
+        titles = list(dict.fromkeys(title for title, _ in ones))
+        yield ours, (" and ".join(titles[:MOST]), min((one.note for _, one in ones), key=len))
+
+
+@cache
+def _by_name() -> dict[str, list[tuple[str, PeerSetting]]]:
+    """The settings of all libraries by name, each with its library's title."""
+    found: dict[str, list[tuple[str, PeerSetting]]] = {}
+    for peer in peers().values():
+        for settings in peer.sections.values():
+            for name, one in settings.items():
+                found.setdefault(name.lower(), []).append((peer.title, one))
+    return found
 
 
 def is_hydra(word: str) -> bool:
@@ -50,5 +77,5 @@ def is_hydra(word: str) -> bool:
     return re.match(r"\+{0,2}[A-Za-z_]\w*(\.\w+)*=", word) is not None
 
 
-def _both(name: str) -> str:
+def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"

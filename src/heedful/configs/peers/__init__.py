@@ -20,14 +20,11 @@ A file of TOML for each library (the names of its settings are in sections, by t
     since = "0.14"                             until = "0.17": the first version without it
     kind = "differs"                           see `Kind`
     note = "..."                               what differs, or what to do
-
-`answer` advises on such a name where a setting of heedful's was expected.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -152,17 +149,3 @@ def _setting(name: str, given: dict[str, Any]) -> PeerSetting:
 
 def _tuples(given: dict[str, Any], *names: str) -> dict[str, Any]:
     return given | {name: tuple(given.get(name, ())) for name in names}
-
-
-# advice for an unknown name ---------------------------------------------------------------------------------------------
-
-
-@cache
-def _by_name() -> dict[str, list[tuple[str, PeerSetting]]]:
-    """Every name of every library, with its library's title."""
-    found: dict[str, list[tuple[str, PeerSetting]]] = {}
-    for peer in peers().values():
-        for settings in peer.sections.values():
-            for name, one in settings.items():
-                found.setdefault(name.lower(), []).append((peer.title, one))
-    return found
