@@ -32,11 +32,16 @@ CASES = {
     "adaptive KL, Adam": {"optimizer": "Adam"},
     "fixed KL": {"config": SMALL | {"adap_kl_ctrl": False, "init_kl_coef": 0.05}},
     "score scaling": {"config": SMALL | {"use_score_scaling": True}},
-    "score scaling, norm, clip": {"config": SMALL | {"use_score_scaling": True, "use_score_norm": True, "score_clip": 0.5}},
+    "score scaling, norm, clip": {
+        "config": SMALL | {"use_score_scaling": True, "use_score_norm": True, "score_clip": 0.5}
+    },
     "score clip": {"config": SMALL | {"score_clip": 1.0}},
     "whitened rewards": {"config": SMALL | {"whiten_rewards": True}},
     "whitened rewards, holes": {"config": SMALL | {"whiten_rewards": True}, "masks": True},
-    "early stopping": {"config": {"mini_batch_size": 2, "early_stopping": True, "target_kl": 1e-5}, "optimizer": "Adam"},
+    "early stopping": {
+        "config": {"mini_batch_size": 2, "early_stopping": True, "target_kl": 1e-5},
+        "optimizer": "Adam",
+    },
     "penalty abs": {"config": SMALL | {"kl_penalty": "abs"}},
     "penalty mse": {"config": SMALL | {"kl_penalty": "mse"}},
     "penalty full": {"config": SMALL | {"kl_penalty": "full"}},
@@ -44,11 +49,13 @@ CASES = {
     "holes, Adam": {"masks": True, "optimizer": "Adam"},
     "4 epochs, accumulation": {"config": {"mini_batch_size": 2, "gradient_accumulation_steps": 2}},
     "4 epochs, accumulation, Adam": {
-        "config": {"mini_batch_size": 2, "gradient_accumulation_steps": 2}, "optimizer": "Adam"
+        "config": {"mini_batch_size": 2, "gradient_accumulation_steps": 2},
+        "optimizer": "Adam",
     },
     "ratio above the threshold": {"config": SMALL | {"ratio_threshold": 1.0}, "optimizer": "Adam"},
     "clipped gradients, one optimizer step": {
-        "config": {"mini_batch_size": 8, "ppo_epochs": 1, "max_grad_norm": 0.1}, "steps": 1
+        "config": {"mini_batch_size": 8, "ppo_epochs": 1, "max_grad_norm": 0.1},
+        "steps": 1,
     },
     "gamma, lambda, clips": {
         "config": SMALL | {"gamma": 0.9, "lam": 0.8, "cliprange": 0.01, "cliprange_value": 0.01, "vf_coef": 0.5},
@@ -61,7 +68,15 @@ CASES = {
 }
 ON_PURPOSE = {"clipped gradients": {"config": {"mini_batch_size": 8, "ppo_epochs": 2, "max_grad_norm": 0.1}}}
 """TRL clips the gradient of its first optimizer step only."""
-DEFAULTS = {"model": "gpt2", "optimizer": "SGD", "lora": False, "masks": False, "padding_side": "right", "config": SMALL, "steps": 3}
+DEFAULTS = {
+    "model": "gpt2",
+    "optimizer": "SGD",
+    "lora": False,
+    "masks": False,
+    "padding_side": "right",
+    "config": SMALL,
+    "steps": 3,
+}
 
 
 def make_models(folder: Path) -> None:
@@ -101,7 +116,13 @@ def compare(folder: Path, name: str) -> dict:
     moved = [key for key in theirs if key.startswith("moved ")]
     away = sum(float(np.square(ours[key] - theirs[key], dtype=np.float64).sum()) for key in moved) ** 0.5
     size = sum(float(np.square(theirs[key], dtype=np.float64).sum()) for key in moved) ** 0.5
-    return {"worst": worst, "stat": stats[worst], "displacement": away / size if size else np.inf, "moved": size, "types": types}
+    return {
+        "worst": worst,
+        "stat": stats[worst],
+        "displacement": away / size if size else np.inf,
+        "moved": size,
+        "types": types,
+    }
 
 
 def run(python: str, library: str, folder: Path) -> None:

@@ -215,7 +215,8 @@ def _refuse_hidden(file: Path | None, from_yaml: Sequence[Given], flags: Collect
 def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
     """Put flags before the first words, if the command takes words without flags.
 
-    A YAML file of settings may come first, as everywhere but in a command whose first word is one (``TAKES_YAML``). The last position takes all remaining words if it is a list.
+    A YAML file of settings may come first, as everywhere but in a command whose first word is another one (``TAKES_YAML``).
+    The last position takes all remaining words if it is a list.
     """
     names = getattr(config_class, "POSITIONAL", ())
     has_settings = (

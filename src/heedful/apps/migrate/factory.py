@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from heedful.apps.migrate import common
-from heedful.apps.migrate.translate import Row, Translation, text
+from heedful.apps.migrate.translate import Origin, Row, Translation, text
 from heedful.configs.peers import peers
 from heedful.errors import ConfigError
 from heedful.files import LARGEST_YAML, shallow
@@ -18,8 +18,8 @@ MARKS = ("stage", "finetuning_type", "template", "dataset", "do_train", "dataset
 """Settings of which its files have some."""
 
 
-def read_file(path: Path) -> tuple[str, dict[str, Any], dict[str, int]]:
-    """The stage of a file, its settings by section and name, and their lines. Raises ConfigError."""
+def origin(path: Path) -> Origin:
+    """What a file sets. Raises ConfigError."""
     if not path.is_file() or path.stat().st_size > LARGEST_YAML:
         what = "too large for settings" if path.is_file() else "a folder" if path.is_dir() else "not there"
         raise ConfigError(f"{path} is {what}; name a Python script, a notebook, or a YAML file of LLaMA-Factory")
@@ -39,7 +39,8 @@ def read_file(path: Path) -> tuple[str, dict[str, Any], dict[str, int]]:
     table = peers()[PEER].settings(str(stage))
     keys = {str(name): next((one for one in table if one.partition(".")[2] == name), str(name)) for name in values}
     lines = {keys[key.value]: key.start_mark.line + 1 for key, _ in root.value if key.value in keys}
-    return str(stage), {keys[str(name)]: _number(value) for name, value in values.items() if name != "stage"}, lines
+    given = {keys[str(name)]: _number(value) for name, value in values.items() if name != "stage"}
+    return Origin(PEER, str(stage), given, lines)
 
 
 def _refuse_others(path: Path, values: Mapping[Any, Any]) -> None:
@@ -253,4 +254,4 @@ def _entry(run: Translation, name: str, ours: str, data: str, folder: Path) -> N
             run.rows.append(Row("kept", f"{data}: columns", text(columns), run.write("columns", ",".join(pairs))))
     elif columns.get("messages", "conversations") not in ("conversations", "messages") or tags:
         run.rows.append(Row("differs", f"{data}: columns, tags", text(columns | tags), "",
-                            "heedful tells conversations by their columns and roles: docs/data.md; columns messages=NAME renames one."))  # fmt: skip
+                            "heedful tells conversations by their columns and roles (docs/data.md)."))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from heedful.apps.migrate import common
 from heedful.apps.migrate.objects import adapters, data_name, functions_file, model_name, reward_name
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.translate import Row, Translation, text
+from heedful.apps.migrate.translate import Origin, Row, Translation, text
 from heedful.apps.migrate.values import Function, Made, Named, shown
 from heedful.configs.peers import peers
 
@@ -25,7 +25,8 @@ PLACES = {
 """Arguments of the trainers by their places; of others model and args."""
 MODELS = ("model", "policy", "ref_model", "ref_policy", "reward_model", "value_model", "reward_funcs", "judge")
 SERVER = (
-    "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_enable_sleep_mode",
+    "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+    "vllm_enable_sleep_mode",
 )  # fmt: skip
 IMPORTANCE = (
     "vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap",
@@ -46,8 +47,8 @@ def kind_of(trainer: Made) -> str:
     return "OldRLOOTrainer" if is_old else trainer.last
 
 
-def given(script: Script, trainer: Made) -> tuple[str, dict[str, Any], dict[str, int], frozenset[str]]:
-    """The trainer's entry, what the script sets, on which lines, and the sections that it has."""
+def origin(trainer: Made, script: Script) -> Origin:
+    """What the script sets."""
     kind = kind_of(trainer)
     table = peers()[PEER].settings(kind)
     arguments = dict(zip(PLACES.get(kind, ("model", "args")), trainer.args, strict=False)) | trainer.kwargs
@@ -94,14 +95,14 @@ def given(script: Script, trainer: Made) -> tuple[str, dict[str, Any], dict[str,
         trainer.lines,
         trainer.line,
     )
-    return kind, found, lines, frozenset(sections)
+    return Origin(PEER, kind, found, lines, frozenset(sections))
 
 
 def _section(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> bool:
     return any(f"{section}.{name}" in table for section in among)
 
 
-def read(run: Translation, script: Script, trainer: Made, files: dict[str, str], output: Path) -> None:
+def read(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
     run.read(
         "Trainer.peft_config", "Trainer.quantization_config", "resume_from_checkpoint", "run_name", "log_completions"
@@ -175,7 +176,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             names += [name] if name else []
             if note:
                 fate = "differs" if name else "question"
-                run.rows.append(Row(fate, f"reward {shown(one)}", "", name, note, run.lines.get(key)))  # type: ignore[arg-type]
+                run.rows.append(Row(fate, f"reward {shown(one)}", "", name, note, run.origin.lines.get(key)))  # type: ignore[arg-type]
     if functions or library:
         imports = "".join(
             f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library
@@ -190,7 +191,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
         run.row("kept", key or "reward_model_path", f"rewards: {text(names)}")
     else:
         run.rows.append(Row("question", key or "the rewards", shown(value) if key else "", "rewards: ?",
-                            "The script's own rewards: python:FILE.py:FUNCTION, model:PATH or verify:math.", run.lines.get(key)))  # fmt: skip
+                            "python:FILE.py:FUNCTION, model:PATH or verify:math.", run.origin.lines.get(key)))  # fmt: skip
 
 
 def _critic(run: Translation) -> None:
@@ -338,8 +339,12 @@ def _steps(run: Translation, rollout: int, updates: int) -> None:
     elif episodes:
         run.became("total_episodes", run.write("steps", -(-int(episodes) // rollout)))
     else:
-        run.row("question", "num_train_epochs", "steps: ?", f"{run.number('num_train_epochs'):g} times the responses to all prompts, over "
-                f"rollout_batch_size {rollout}.")  # fmt: skip
+        run.row(
+            "question",
+            "num_train_epochs",
+            "steps: ?",
+            f"{run.number('num_train_epochs'):g} times all responses, over {rollout}.",
+        )
 
 
 def _sft(run: Translation) -> None:

@@ -14,7 +14,7 @@ UNCHANGED = ("set_format", "with_format", "shuffle", "[]", "to_iterable_dataset"
 
 
 def model_name(model: Any) -> Any:
-    """The name of the model that is loaded, through models that are wrapped again and ``.to(device)``; or what stands there."""
+    """The name of the model that is loaded, through models that wrap it and ``.to(device)``; or what stands there."""
     while isinstance(model, Made):
         if model.last in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
             named = {"pretrained_model_name_or_path", "model", "model_name"} & set(model.kwargs)
@@ -51,8 +51,8 @@ def data_name(data: Any) -> tuple[str, str]:
         )
         line = f" on line {changed[0].line}" if changed else ""
         return "", (
-            f"{what}{line}: add NAME_OF_THE_DATA_SET.save_to_disk(\"records\") behind it, run it once, and write data: records. "
-            + (f"As loaded they are {name}." if name else "")
+            f"{what}{line}: add NAME_OF_THE_DATA_SET.save_to_disk(\"records\") behind it, run it once, and write records."
+            + (f" As loaded they are {name}." if name else "")
         )  # fmt: skip
     return name, ""
 
@@ -158,7 +158,7 @@ def reward_name(reward: Any) -> tuple[str, str]:
             reward.name.rpartition(".")[2],
             (
                 "",
-                f"{reward.name} is a function of a library: write a file with a function that calls it, and name it python:FILE.py:FUNCTION.",
+                f"{reward.name} is a function of a library: call it in a function of a file, python:FILE.py:FUNCTION.",
             ),
         )
     return "", f"{shown(reward)}: put the function into a file, and name it python:FILE.py:FUNCTION."
@@ -167,8 +167,8 @@ def reward_name(reward: Any) -> tuple[str, str]:
 TRL_REWARDS = {
     "accuracy_reward": (
         "verify:math",
-        "Both compare the final answer as mathematics; TRL reads the column solution, and gives no score to records whose own answer "
-        "cannot be read. heedful reads answer (columns answer=solution) and refuses such records.",
+        "Both compare the final answer as mathematics. TRL reads the column solution, and gives no score to records whose own "
+        "answer cannot be read. heedful reads answer (columns answer=solution) and refuses such records.",
     ),
 }
 """Rewards of TRL that heedful has under another name."""

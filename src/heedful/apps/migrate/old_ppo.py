@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful.apps.migrate.objects import model_name
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.translate import Row, Translation
+from heedful.apps.migrate.translate import Origin, Row, Translation
 from heedful.apps.migrate.values import Made, shown, unsettled
 
 COMPAT = "heedful.compat.trl"
@@ -27,8 +27,8 @@ def is_trainer(made: Any) -> bool:
     return isinstance(made, Made) and made.last == "PPOTrainer" and made.name.startswith("trl")
 
 
-def given(script: Script, trainer: Made) -> tuple[dict[str, Any], dict[str, int], frozenset[str]]:
-    """What the script sets, on which lines, and the sections of the table that it has."""
+def origin(trainer: Made, script: Script) -> Origin:
+    """What the script sets."""
     arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
     config, model = arguments.get("config"), wrapped(arguments.get("model"))
     sampled = next((one for one in script.calls if one.name == ".generate" and one.of in (trainer, model)), None)
@@ -49,17 +49,14 @@ def given(script: Script, trainer: Made) -> tuple[dict[str, Any], dict[str, int]
     for section, made in parts:
         if isinstance(made, Made):
             values = {name: value for name, value in made.kwargs.items() if name != "peft_config"}
-            values |= (made.command_line or {})
+            values |= made.command_line or {}
             found |= {f"{section}.{name}": value for name, value in values.items()}
             lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
     for name, value in arguments.items():
         if name not in ("config", "model", "tokenizer", "dataset", "data_collator") and value is not None:
             found[f"PPOTrainer.{name}"], lines[f"PPOTrainer.{name}"] = value, trainer.line
-    return (
-        found,
-        lines,
-        frozenset({"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)}),
-    )
+    sections = {"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)}
+    return Origin("trl-step", "PPOTrainer", found, lines, frozenset(sections))
 
 
 def wrapped(model: Any) -> Made | None:
@@ -67,7 +64,7 @@ def wrapped(model: Any) -> Made | None:
     return model if isinstance(model, Made) and model.last == "from_pretrained" else None
 
 
-def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
+def read(run: Translation, trainer: Made, step: Made) -> None:
     """Settings that several of the origin's make together, and what is no setting."""
     _sizes(run)
     _kl(run)
@@ -75,17 +72,16 @@ def read(run: Translation, script: Script, trainer: Made, step: Made) -> None:
     _adapters(run)
     arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
     name = model_name(arguments.get("model"))
-    model = run.write("model", name) if isinstance(name, str) else "model: ?"
-    run.rows.append(
-        Row("kept" if isinstance(name, str) else "question", "the model", shown(name), model, line=trainer.line)
-    )
-    run.rows.append(Row("question", "the data", shown(arguments.get("dataset")), "data: ?",
-                        "Prompts in a file, one JSON object a line with \"prompt\": the texts of your queries. heedful encodes "
-                        "them itself.", trainer.line))  # fmt: skip
+    is_known = isinstance(name, str) and bool(name)
+    model = run.write("model", name) if is_known else "model: ?"
+    run.rows.append(Row("kept" if is_known else "question", "the model", shown(name), model, line=trainer.line))
+    said = 'A file with a JSON object {"prompt": TEXT} a line, the texts of the queries: heedful encodes them itself.'
+    run.rows.append(Row("question", "the data", shown(arguments.get("dataset")), "data: ?", said, trainer.line))
     scores = step.args[2] if len(step.args) > 2 else step.kwargs.get("scores")
-    run.rows.append(Row("question", "the scores", shown(scores), "rewards: ?",
-                        "A function of completions that returns a number for each, in a file: rewards python:FILE.py:FUNCTION; or "
-                        "a reward model: model:NAME.", step.line))  # fmt: skip
+    said = (
+        "A function that returns a number for each completion, python:FILE.py:FUNCTION; or a reward model, model:NAME."
+    )
+    run.rows.append(Row("question", "the scores", shown(scores), "rewards: ?", said, step.line))
     if run.read("PPOTrainer.ref_model"):
         reference = model_name(run.value("PPOTrainer.ref_model"))
         same = reference == name and isinstance(name, str)
@@ -227,6 +223,6 @@ def _imported(node: ast.Import) -> Iterator[str]:
 
 def _without(name: str) -> str:
     return {
-        "AutoModelForSeq2SeqLMWithValueHead": "heedful trains decoders only; an encoder-decoder such as T5 stays with TRL 0.11.",
+        "AutoModelForSeq2SeqLMWithValueHead": "heedful trains decoders only; an encoder-decoder such as T5 stays with TRL.",
         "TextEnvironment": "Episodes with tools are heedful's environments: docs/environments.md.",
     }.get(name, f"{COMPAT} does not have it; remove the import if the script does not need it.")

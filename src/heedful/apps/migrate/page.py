@@ -1,7 +1,7 @@
 """heedful migrate: what a script or a file of another library becomes here."""
 
 import shlex
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from heedful.apps.migrate import factory, later, old_ppo
 from heedful.apps.migrate.report import report
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.source import read_source
-from heedful.apps.migrate.translate import Row, Translation
+from heedful.apps.migrate.translate import Origin, Row, Translation
 from heedful.configs.migrate import MigrateConfig
 from heedful.configs.peers import Peer, peers
 from heedful.configs.settings import answering_command
@@ -44,37 +44,30 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
     files: dict[str, str] = {}
     done: list[str] = []
     runs: list[tuple[str, Translation]] = []
-    steps = old_ppo.steps(script)
-    trainers = later.trainers(script)
+    steps, trainers = old_ppo.steps(script), later.trainers(script)
     if not steps and not trainers:
         raise ConfigError(_nothing_found(config.file, script))
     if steps:
-        step = steps[0]
-        run = _translation("trl-step", "PPOTrainer", config, *old_ppo.given(script, step.of))
-        old_ppo.read(run, script, step.of, step)
-        run.translate()
-        run.finish()
+        run = _begun(config, old_ppo.origin(steps[0].of, script))
+        old_ppo.read(run, steps[0].of, steps[0])
         name = f"{config.file.stem}.py"
         files[name], missing = old_ppo.rewritten(script)
         run.rows[:0] = missing
-        files["ppo.yaml"] = yaml_of(run, config.file)
+        files["ppo.yaml"] = _finished(run, config.file)
         runs.append(("PPOTrainer with .step", run))
         done += [
-            f"`{name}` is the script on heedful.compat.trl, whose numbers are TRL 0.11's: `python {output / name}`. It is yours, "
-            "with other imports; look through docs/compat.md for what differs.",
-            "`ppo.yaml` has the settings of `heedful ppo`, for a run that can be resumed, evaluated and looked into; its numbers are "
-            "heedful's, and what differs is below.",
+            f"`python {output / name}` runs the script on heedful.compat.trl, whose numbers are TRL 0.11's. Its "
+            "imports are changed, and nothing else; docs/compat.md says what is different.",
+            f"`heedful ppo {output / 'ppo.yaml'}` is a run of heedful's own, which can be resumed, evaluated and looked into. "
+            "Its numbers are heedful's: what differs is below.",
         ]
     for number, trainer in enumerate(trainers, 1):
-        kind, given, lines, sections = later.given(script, trainer)
-        run = _translation(later.PEER, kind, config, given, lines, sections)
-        later.read(run, script, trainer, files, output)
-        run.translate()
-        run.finish()
+        run = _begun(config, later.origin(trainer, script))
+        later.read(run, script, files, output)
         name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
-        files[name] = yaml_of(run, config.file)
+        files[name] = _finished(run, config.file)
         runs.append((trainer.last, run))
-        done.append(f"`{name}`: `heedful {run.command} {output / name}`")
+        done.append(f"`heedful {run.command} {output / name}`")
     for one, value in script.left_over.items():
         runs[0][1].rows.append(
             Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument.")
@@ -83,15 +76,22 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
 
 
 def _factory(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
-    stage, given, lines = factory.read_file(config.file)
-    run = _translation("llamafactory", stage, config, given, lines)
+    run = _begun(config, factory.origin(config.file))
     factory.read(run, config.file)
+    name = f"{run.command}.yaml"
+    files = {name: _finished(run, config.file)}
+    return _with_report(config, files, [f"`heedful {run.command} {output / name}`"], [(f"stage {run.trainer}", run)])
+
+
+def _begun(config: MigrateConfig, origin: Origin) -> Translation:
+    return Translation(origin, _version(peers()[origin.peer], origin.trainer, config.version), config.processes)
+
+
+def _finished(run: Translation, origin: Path) -> str:
+    """heedful's file of a run of which the special settings are read."""
     run.translate()
     run.finish()
-    files: dict[str, str] = {}
-    files[f"{run.command}.yaml"] = yaml_of(run, config.file)
-    done = [f"`{run.command}.yaml`: `heedful {run.command} {output / run.command}.yaml`"]
-    return _with_report(config, files, done, [(f"stage {stage}", run)])
+    return yaml_of(run, origin)
 
 
 def _with_report(
@@ -100,29 +100,13 @@ def _with_report(
     files[REPORT] = report(f"{config.file.name} in heedful", done, runs)
     summary = [f"{config.file}: {runs[0][1].peer.title}, read as version {runs[0][1].version}"]
     for heading, run in runs:
-        count = {
-            fate: sum(row.fate == fate for row in run.rows)
-            for fate in ("kept", "default", "differs", "lost", "question")
-        }
+        count = Counter(row.fate for row in run.rows)
         summary.append(
-            f"{heading}: {count['kept']} kept, {counted(count['default'], 'default')} written, {count['differs']} with another "
-            f"meaning, {count['lost']} not kept, {counted(count['question'], 'question')}"
+            f"{heading}: {count['kept']} kept, {counted(count['default'], 'default')} written, {count['differs']} with "
+            f"another meaning, {count['lost']} not kept, {counted(count['question'], 'question')}"
         )
         summary += [f"  ? {row.name}: {row.note}" for row in run.rows if row.fate == "question"]
-    return files, summary
-
-
-def _translation(
-    peer: str,
-    trainer: str,
-    config: MigrateConfig,
-    given: Mapping[str, Any],
-    lines: Mapping[str, int],
-    sections: frozenset[str] | None = None,
-) -> Translation:
-    found = peers()[peer]
-    version = _version(found, trainer, config.version)
-    return Translation(found, trainer, version, given, lines, config.processes, sections)
+    return files, [*summary, *(one.replace("`", "") for one in done)]
 
 
 def _default(of: str, name: str) -> list[Any]:
@@ -150,13 +134,13 @@ def _nothing_found(file: Path, script: Script) -> str:
     made = [one for one in script.calls if one.name.startswith("trl.") or one.last.endswith("Trainer")]
     seen = ", ".join(f"{one.last} (line {one.line})" for one in made[:5])
     return (
-        f"{file}: it makes no trainer that heedful knows{f'; it makes {seen}' if seen else ''}. There are PPOTrainer with .step, and "
-        f"{', '.join(sorted(peers()['trl'].trainers))}, imported from trl"
+        f"{file}: it makes no trainer that heedful knows{f'; it makes {seen}' if seen else ''}. There are PPOTrainer with "
+        f".step, and {', '.join(sorted(peers()['trl'].trainers))}, imported from trl"
     )
 
 
 def read_arguments(words: str) -> dict[str, Any]:
-    """A command line as names and values: ``--name value``, ``--name=value``, ``--switch``, ``--no_switch``, several values."""
+    """A command line as names and values: ``--name value``, also several, ``--name=value``, ``--switch``, ``--no_switch``."""
     try:
         parts = shlex.split(words)
     except ValueError as error:
@@ -194,10 +178,8 @@ def _scalar(word: str) -> Any:
 def yaml_of(run: Translation, origin: Path) -> str:
     """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
     open_ones = [row for row in run.rows if row.fate == "question"]
-    lines = [
-        f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); migration.md has the details"
-    ]
-    lines += [f"# {row.ours or row.name}   # {' '.join(row.value.split())}" for row in open_ones if row.ours]
+    lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
+    lines += [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
     written = {name: run.written[name] for name in run.hints if name in run.written}
     if "output" not in written:
         written["output"] = f"runs/{origin.stem}"

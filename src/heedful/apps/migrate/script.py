@@ -168,9 +168,13 @@ class Script:
         other = dict(names)
         returned = [self._follow(node.body, names), self._follow(node.orelse, other)]
         open_ones = [
-            name for name in names | other if not same(names.get(name), other.get(name)) or (name in names) != (name in other)
+            name
+            for name in names | other
+            if not same(names.get(name), other.get(name)) or (name in names) != (name in other)
         ]
-        names.update({name: Unknown(f"{name}, which depends on: if {self.text(node.test)}", node.lineno) for name in open_ones})
+        names.update(
+            {name: Unknown(f"{name}, which depends on: if {self.text(node.test)}", node.lineno) for name in open_ones}
+        )
         return None if None in returned else [Unknown(f"if {self.text(node.test)}", node.lineno)]
 
     def _follow_For(self, node: ast.For | ast.AsyncFor, names: Names) -> list[Any] | None:
@@ -346,7 +350,9 @@ class Script:
         if isinstance(callee, Function):
             return self._run(callee, args, kwargs, node)
         if isinstance(callee, Class):
-            return self._made(callee.name, args, callee.fields | dict(zip(callee.fields, args, strict=False)) | kwargs, node)
+            return self._made(
+                callee.name, args, callee.fields | dict(zip(callee.fields, args, strict=False)) | kwargs, node
+            )
         if isinstance(callee, Named):
             plain = _builtin(callee.name, args, kwargs)
             return plain[0] if plain else self._made(callee.name, args, kwargs, node)

@@ -1,17 +1,17 @@
-"""Settings of another library as heedful's, by the tables of `heedful.configs.peers`, with a row for each: what became of it."""
+"""Settings of another library as heedful's, by the tables of `heedful.configs.peers`, with a row for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from heedful.apps.migrate.values import Named, shown, unsettled
-from heedful.configs.peers import Peer, PeerSetting
+from heedful.configs.peers import Peer, PeerSetting, peers
 from heedful.configs.settings import types_of
 from heedful.configs.trainers import TRAINERS
 
 Fate = Literal["question", "lost", "differs", "kept", "default", "none"]
-"""question: only the script's author can tell. lost: not kept, and it matters. differs: kept, with another meaning. default: the
-script does not say it, and its library's default is written. none: it changes no number."""
+"""question: only the author can tell. lost: not kept, and it matters. differs: kept, with another meaning. default: not said,
+and the library's default is written. none: it changes no number."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,53 @@ class Row:
     line: int | None = None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a file sets of another library's trainer."""
+
+    peer: str
+    """The library, by the name of its table."""
+    trainer: str
+    given: Mapping[str, Any]
+    """By section and name. A value may be something that only a run could tell."""
+    lines: Mapping[str, int]
+    """Where, by the same names."""
+    sections: frozenset[str] | None = None
+    """Those that the file has; defaults of others are not taken. None: all."""
+
+
 @dataclass
 class Translation:
-    """Settings of one run: the origin's, and heedful's as they are found.
+    """Settings of one run: the origin's, and heedful's as they are found."""
 
-    Args:
-        peer: the library.
-        trainer: its trainer.
-        version: of the library.
-        given: what the origin sets, by section and name. A value may be something that only a run could tell.
-        lines: where, by name.
-    """
-
-    peer: Peer
-    trainer: str
+    origin: Origin
     version: str
-    given: Mapping[str, Any]
-    lines: Mapping[str, int]
+    """Of the library."""
     processes: int = 1
-    sections: frozenset[str] | None = None
-    """Those that the origin has; defaults of others are not taken. None: all."""
+    """On which the origin ran."""
     written: dict[str, Any] = field(default_factory=dict)
     """heedful's settings."""
     rows: list[Row] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
 
     @property
+    def peer(self) -> Peer:
+        """The library."""
+        return peers()[self.origin.peer]
+
+    @property
+    def trainer(self) -> str:
+        """Its trainer."""
+        return self.origin.trainer
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What the origin sets, by section and name."""
+        return self.origin.given
+
+    @property
     def command(self) -> str:
+        """heedful's."""
         return self.peer.trainers[self.trainer].command
 
     @property
@@ -98,7 +118,7 @@ class Translation:
         has = key in self.given or value is not None
         table = self.table[key].note if key in self.table else ""
         said = sentence(table if note is None else note)
-        self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.lines.get(key)))
+        self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.origin.lines.get(key)))
 
     def became(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
         """A row for a setting that was written: kept if the origin sets it, a default otherwise."""
@@ -123,7 +143,11 @@ class Translation:
         for name, value in self.peer.trainers[self.trainer].writes.items():
             self.written.setdefault(name, value)
         inherited = self.peer.inherited(self.trainer)
-        has = [name for name in self.table if self.sections is None or name.partition(".")[0] in self.sections]
+        has = [
+            name
+            for name in self.table
+            if self.origin.sections is None or name.partition(".")[0] in self.origin.sections
+        ]
         others = [name for name in has if name not in self.given and name not in inherited]
         for name in [*(name for name in self.given if name in self.table), *others]:
             if self.table[name].kind != "read" and name not in self._read:

@@ -23,6 +23,7 @@ A file of TOML for each library (the names of its settings are in sections, by t
 """
 
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ from importlib.resources import files
 from typing import Any, Literal
 
 Kind = Literal["same", "differs", "read", "lost", "none"]
-"""same: ``ours`` takes the value, and it means the same. differs: it takes the value and does not do quite the same. read: goes
-to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
+"""same: ``ours`` takes the value, and it means the same. differs: it takes it, and does not do quite the same. read: the value
+goes to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -40,8 +41,14 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
-def _between(since: str, version: str, until: str) -> bool:
+def _last_of(version: str) -> tuple[int, ...]:
+    """A version for comparison; 0.9 is the last of all 0.9.x."""
     key = version_key(version)
+    return key if len(key) > 2 else (*key, sys.maxsize)
+
+
+def _between(since: str, version: str, until: str) -> bool:
+    key = _last_of(version)
     return (not since or version_key(since) <= key) and (not until or key < version_key(until))
 
 
@@ -63,7 +70,7 @@ class PeerSetting:
 
     def default(self, version: str) -> Any:
         """The default of a version; None if it has none."""
-        found = [value for first, value in self.defaults if version_key(first) <= version_key(version)]
+        found = [value for first, value in self.defaults if version_key(first) <= _last_of(version)]
         return found[-1] if found else None
 
     def is_in(self, version: str) -> bool:
@@ -100,8 +107,8 @@ class Peer:
     sections: Mapping[str, Mapping[str, PeerSetting]]
 
     def settings(self, trainer: str) -> dict[str, PeerSetting]:
-        """The settings of a trainer, by section and name: ``GRPOConfig.beta``. More special sections come first, and last those
-        of no trainer, which belong to all."""
+        """The settings of a trainer, by section and name: ``GRPOConfig.beta``. More special sections come first; those of no
+        trainer belong to all, and come last."""
         of_trainers = {section for one in self.trainers.values() for section in one.config}
         shared = [section for section in self.sections if section not in of_trainers]
         return {
