@@ -1,4 +1,4 @@
-"""The tables of other libraries' settings (configs/peers): names and values that heedful has, versions in order, notes for people."""
+"""Tables of other libraries' settings (configs/peers): names and values that heedful has, versions in order, notes."""
 
 import itertools
 import tomllib
