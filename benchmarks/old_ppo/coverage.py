@@ -4,8 +4,8 @@ PYTHON-WITH-PEER benchmarks/old_ppo/coverage.py src/heedful/configs/peers/trl.to
 
 Looks for the class of each section in the modules; the first module's version decides which entries hold. Prints arguments of
 these classes without an entry, entries that this version has no argument for, and defaults that differ. Arguments that come
-from TrainingArguments need no entry, as the table has only those that matter: they are listed at the end. Exits with 1 if there
-is anything else.
+from TrainingArguments need no entry, as the table has only those that matter: they are listed at the end. Exits with 1 if
+there is anything else.
 """
 
 import enum
