@@ -1,4 +1,4 @@
-"""The tables of other libraries' settings (configs/peers): names and values that heedful has, versions in order, notes for people."""
+"""Tables of other libraries' settings (configs/peers): names and values that heedful has, versions in order, notes."""
 
 import itertools
 import tomllib
@@ -54,6 +54,12 @@ def accepts(name, value):
     return False
 
 
+def defaults_of(entry):
+    """Their defaults at all versions, but None."""
+    every = [*entry.get("defaults", {}).values(), entry.get("default")]
+    return [value for value in every if value is not None and (value != "none" or "none" in entry.get("values", {}))]
+
+
 def wrong(table, is_wrong):
     return [place for place, entry in settings_of(table) if is_wrong(entry)]
 
@@ -84,7 +90,7 @@ def test_a_default_that_is_taken_as_it_is_is_accepted(table):
     for place, entry in settings_of(table):
         if entry.get("kind", "same") not in ("same", "differs") or "values" in entry:
             continue
-        for value in [entry[x] for x in ("default",) if x in entry] + list(entry.get("defaults", {}).values()):
+        for value in defaults_of(entry):
             assert any(accepts(name, value) for name in entry["ours"].split()), (place, value)
 
 
@@ -92,7 +98,7 @@ def test_defaults_with_values_are_among_them(table):
     for place, entry in settings_of(table):
         if "values" not in entry or entry.get("kind", "same") not in ("same", "differs"):
             continue
-        for value in [entry[x] for x in ("default",) if x in entry] + list(entry.get("defaults", {}).values()):
+        for value in defaults_of(entry):
             text = str(value).lower() if isinstance(value, bool) else str(value)
             assert text in entry["values"], (place, value)
 
