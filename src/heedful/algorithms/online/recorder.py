@@ -108,7 +108,7 @@ class Recorder:
 
     def set_kl(self, rows: Tensor, kl: Tensor) -> None:
         """Fill in the KL of some responses."""
-        self.kl[rows] = kl
+        self.kl[rows] = kl.to(self.kl.dtype)  # of a policy in float64 that another engine samples for
         self._rows_with_kl.append(rows)
 
     def share_kl(self, among: Tensor | None = None) -> None:

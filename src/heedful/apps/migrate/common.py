@@ -72,7 +72,8 @@ def dtype(run: Translation) -> None:
     flags = ("bf16", "fp16", "pure_bf16")
     run.read(*flags)
     for flag, ours in zip(flags, ("bfloat16", "float16", "bfloat16"), strict=True):
-        if run.value(flag) is True:
+        is_implied = flag == "bf16" and run.key(flag) in run.table and run.value(flag) is None and not run.value("fp16")
+        if run.value(flag) is True or is_implied:
             run.became(flag, run.write("dtype", ours))
             if flag == "pure_bf16":
                 run.written["weights_dtype"] = "bfloat16"

@@ -55,7 +55,7 @@ def origin(trainer: Made, script: Script) -> Origin:
     own = peers()[PEER].trainers[kind].config
     found: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    sections = {*own, "Trainer"}
+    sections = {*own, "arguments"}
 
     def take(values: Mapping[str, Any], among: tuple[str, ...], where: Mapping[str, int], line: int) -> None:
         for name, value in values.items():
@@ -84,14 +84,14 @@ def origin(trainer: Made, script: Script) -> Origin:
             lora.lines,
             lora.line,
         )
-        found["Trainer.peft_config"], lines["Trainer.peft_config"] = lora, lora.line
+        found["arguments.peft_config"], lines["arguments.peft_config"] = lora, lora.line
     bits = next((one for one in script.calls if one.last == "BitsAndBytesConfig"), None)
     if bits is not None:
         sections.add("BitsAndBytesConfig")
         take(bits.kwargs, ("BitsAndBytesConfig",), bits.lines, bits.line)
     take(
         {name: one for name, one in arguments.items() if one is not None},
-        ("Trainer", *own),
+        ("arguments", *own),
         trainer.lines,
         trainer.line,
     )
@@ -105,7 +105,11 @@ def _section(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> boo
 def read(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
     run.read(
-        "Trainer.peft_config", "Trainer.quantization_config", "resume_from_checkpoint", "run_name", "log_completions"
+        "arguments.peft_config",
+        "arguments.quantization_config",
+        "resume_from_checkpoint",
+        "run_name",
+        "log_completions",
     )
     for name in ("resume_from_checkpoint", "run_name", "log_completions"):
         if run.key(name) in run.given:
@@ -128,12 +132,12 @@ def read(run: Translation, script: Script, files: dict[str, str], output: Path) 
 
 def _models(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     paths = ("sft_model_path", "reward_model_path", "reward_model_name_or_path", "GRPOScriptArguments.reward_funcs")
-    run.read(*(f"Trainer.{name}" for name in MODELS), *paths, "processing_class", "tokenizer", "data_collator")
-    policy = next((name for name in ("Trainer.model", "Trainer.policy") if name in run.given), "Trainer.model")
+    run.read(*(f"arguments.{name}" for name in MODELS), *paths, "processing_class", "tokenizer", "data_collator")
+    policy = next((name for name in ("arguments.model", "arguments.policy") if name in run.given), "arguments.model")
     named = model_name(run.value(policy))
     ours = run.write("model", named) if isinstance(named, str) else "model: ?"
     run.row("kept" if isinstance(named, str) else "question", policy, ours)
-    for name in ("Trainer.ref_model", "Trainer.ref_policy"):
+    for name in ("arguments.ref_model", "arguments.ref_policy"):
         if name in run.given:
             reference = model_name(run.value(name))
             is_same = reference == named or "create_reference_model" in shown(run.value(name))
@@ -150,9 +154,9 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
     if run.command == "ppo":
         _critic(run)
     for name in ("processing_class", "tokenizer"):
-        if f"Trainer.{name}" in run.given:
-            run.row("none", f"Trainer.{name}")
-    collator = "Trainer.data_collator"
+        if f"arguments.{name}" in run.given:
+            run.row("none", f"arguments.{name}")
+    collator = "arguments.data_collator"
     if collator in run.given:
         is_ours = "CompletionOnly" in shown(run.value(collator))
         run.row("kept" if is_ours else "lost", collator, run.write("loss_on", "response") if is_ours else "")
@@ -161,7 +165,7 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
 def _rewards(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     """Reward functions go into a file of their own: the script itself would train if it was imported."""
     key = next(
-        (one for one in ("Trainer.reward_funcs", "Trainer.reward_model", "Trainer.judge") if one in run.given), ""
+        (one for one in ("arguments.reward_funcs", "arguments.reward_model", "arguments.judge") if one in run.given), ""
     )
     value = run.value(key) if key else run.value("reward_model_path")
     rewards = value if isinstance(value, list | tuple) else [] if value is None else [value]
@@ -195,23 +199,23 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
 
 
 def _critic(run: Translation) -> None:
-    value, reward = (model_name(run.value(f"Trainer.{name}")) for name in ("value_model", "reward_model"))
-    if "Trainer.value_model" not in run.given:
+    value, reward = (model_name(run.value(f"arguments.{name}")) for name in ("value_model", "reward_model"))
+    if "arguments.value_model" not in run.given:
         return
     if isinstance(value, str) and value == reward:
-        run.row("kept", "Trainer.value_model", run.write("critic", "reward"))
+        run.row("kept", "arguments.value_model", run.write("critic", "reward"))
     elif isinstance(value, str):
-        run.row("differs", "Trainer.value_model", run.write("value_model", value))
+        run.row("differs", "arguments.value_model", run.write("value_model", value))
     else:
-        run.row("question", "Trainer.value_model", "value_model: ?")
+        run.row("question", "arguments.value_model", "value_model: ?")
 
 
 def _data(run: Translation) -> None:
     run.read(
-        "dataset_name", "dataset_train_split", "dataset_test_split", "Trainer.train_dataset", "Trainer.eval_dataset"
+        "dataset_name", "dataset_train_split", "dataset_test_split", "arguments.train_dataset", "arguments.eval_dataset"
     )
     evaluates = str(run.value("eval_strategy")).rpartition(".")[2].lower() not in ("no", "none")
-    for name, ours in (("Trainer.train_dataset", "data"), ("Trainer.eval_dataset", "eval_data")):
+    for name, ours in (("arguments.train_dataset", "data"), ("arguments.eval_dataset", "eval_data")):
         if name not in run.given or (ours == "eval_data" and not evaluates and run.command != "ppo"):
             if name in run.given:
                 run.row("none", name, note="eval_strategy is no, so nothing is evaluated.")
@@ -242,7 +246,7 @@ def _lora(run: Translation) -> None:
     )
     bits = ("ModelConfig.load_in_4bit", "BitsAndBytesConfig.load_in_4bit", "BitsAndBytesConfig.bnb_4bit_compute_dtype")
     run.read(*mine, *theirs, *bits)
-    is_own = "Trainer.peft_config" in run.given
+    is_own = "arguments.peft_config" in run.given
     if not is_own and run.value("use_peft") is not True:
         for name in mine:
             if run.key(name) in run.given:
@@ -304,7 +308,7 @@ def _rollouts(run: Translation) -> None:
         "max_steps",
     )
     run.read(*sizes)
-    if rows is None or run.asks(*sizes, ours="steps"):
+    if rows is None or run.asks(*sizes[:3], ours="rollout_batch_size"):
         return
     each, accumulated = (
         int(run.number("per_device_train_batch_size") or 1),
@@ -330,6 +334,8 @@ def _rollouts(run: Translation) -> None:
 
 
 def _steps(run: Translation, rollout: int, updates: int) -> None:
+    if run.asks("max_steps", "total_episodes", "num_train_epochs", ours="steps"):
+        return
     most, episodes = run.number("max_steps"), run.number("total_episodes")
     passes = run.number("num_iterations") or 1
     if most is not None and most > 0:
@@ -433,8 +439,8 @@ def _grpo(run: Translation) -> None:
     if isinstance(run.value("chat_template_kwargs"), dict):
         run.row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
     for name, ours in (("tools", "environment"), ("environment_factory", "environment"), ("rollout_func", "sampler")):
-        if run.read(f"Trainer.{name}"):
-            run.row("question", f"Trainer.{name}", f"{ours}: ?")
+        if run.read(f"arguments.{name}"):
+            run.row("question", f"arguments.{name}", f"{ours}: ?")
 
 
 def _vllm(run: Translation) -> None:

@@ -27,8 +27,6 @@ from heedful.errors import ConfigError
 Names = dict[str, Any]
 MOST_NODES = 200_000
 """Expressions and statements that are followed."""
-DEEPEST = 20
-"""Calls of the script's functions inside one another."""
 BUILTINS = ("dict", "list", "tuple", "int", "float", "str", "bool", "getattr", "len", "range", "print")
 OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -70,7 +68,9 @@ class Script:
         self.left_over = dict(arguments or {})
         self._arguments, self._default = dict(arguments or {}), default
         self._lines = [line.encode() for line in source.split("\n")]
-        self._nodes, self._depth = MOST_NODES, 0
+        self._nodes = MOST_NODES
+        self._running: set[ast.AST] = set()
+        """Functions of the script that are being followed: one that calls itself is not followed again."""
         try:
             self._follow(self.tree.body, {"__name__": "__main__"})
         except RecursionError:
@@ -369,7 +369,7 @@ class Script:
 
     def _run(self, function: Function, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
         """What a function of the script returns."""
-        if self._depth >= DEEPEST or isinstance(function.node, ast.Lambda):
+        if function.node in self._running or isinstance(function.node, ast.Lambda):
             return self._unknown(node)
         wanted = function.node.args
         places = [one.arg for one in (*wanted.posonlyargs, *wanted.args)]
@@ -381,9 +381,9 @@ class Script:
             has_default = name in defaults
             inside[name] = self.value(defaults[name], function.names) if has_default else Unknown(name, node.lineno)
         inside |= dict(zip(places, args, strict=False)) | kwargs
-        self._depth += 1
+        self._running.add(function.node)
         returned = self._follow(function.node.body, inside)
-        self._depth -= 1
+        self._running.remove(function.node)
         return None if returned is None else returned[0]
 
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
@@ -473,6 +473,6 @@ def _parsed(path: Path, source: str) -> ast.Module:
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
         old = "; it looks like Python 2" if "print" in str(error.msg) else ""
-        raise ConfigError(f"{path}:{error.lineno}: not Python {version}: {error.msg}{old}") from None
+        raise ConfigError(f"{path}:{error.lineno or 1}: not Python {version}: {error.msg}{old}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{path}: not a Python script: {error or 'nested too deeply'}") from None

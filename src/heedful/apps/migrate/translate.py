@@ -162,7 +162,9 @@ class Translation:
                 )
             elif self.table[name].kind == "read" and name not in self._read:
                 fate: Fate = "question" if unsettled(value) else "lost"
-                self.row(fate, name, " ".join(self.table[name].ours), self.table[name].note)
+                self.row(fate, name, " ".join(self.table[name].ours))
+            elif name in self._read and not any(row.name == name for row in self.rows):
+                self.row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
 
     def _one(self, name: str, setting: PeerSetting) -> None:
         is_given, value = name in self.given, self.value(name)
@@ -194,7 +196,7 @@ class Translation:
                 "question",
                 name,
                 f"{ours}: ?" if ours else "",
-                f"only a run of the script can tell its value. {setting.note}",
+                " ".join(["Only a run can tell its value.", sentence(setting.note)]).strip(),
             )
         elif ours is None:
             if is_given and not is_off(value):
@@ -234,10 +236,8 @@ def key_of(value: Any) -> str:
 
 
 def sentence(note: str) -> str:
-    """A note of a table as a sentence."""
-    first, _, rest = note.partition(" ")
-    begun = f"{first.capitalize()} {rest}" if first.isalpha() and first.islower() else note
-    return begun if not note or note.endswith((".", "?")) else f"{begun.rstrip()}."
+    """A note of a table, or several, as sentences."""
+    return note if not note or note.endswith((".", "?")) else f"{note}."
 
 
 def is_off(value: Any) -> bool:

@@ -71,7 +71,7 @@ class PeerSetting:
     def default(self, version: str) -> Any:
         """The default of a version; None if it has none."""
         found = [value for first, value in self.defaults if version_key(first) <= _last_of(version)]
-        return found[-1] if found else None
+        return None if not found or found[-1] == "none" else found[-1]
 
     def is_in(self, version: str) -> bool:
         """Whether a version has the setting."""
