@@ -69,17 +69,19 @@ def schedule(run: Translation, steps: int | None = None) -> None:
 
 def dtype(run: Translation) -> None:
     """Precision of the products."""
-    flags = ("bf16", "fp16", "pure_bf16")
+    flags = {"bf16": "bfloat16", "fp16": "float16", "pure_bf16": "bfloat16"}
     run.read(*flags)
-    for flag, ours in zip(flags, ("bfloat16", "float16", "bfloat16"), strict=True):
-        is_implied = flag == "bf16" and run.key(flag) in run.table and run.value(flag) is None and not run.value("fp16")
-        if run.value(flag) is True or is_implied:
-            run.became(flag, run.write("dtype", ours))
-            if flag == "pure_bf16":
-                run.written["weights_dtype"] = "bfloat16"
-            return
-    if not run.asks(*flags, ours="dtype"):
-        run.written.setdefault("dtype", "float32")
+    if run.asks(*flags, ours="dtype"):
+        return
+    on = [flag for flag in flags if run.value(flag) is True]
+    if not on and run.key("bf16") in run.table and run.value("bf16") is None:
+        on = ["bf16"]  # TRL from 0.19 on
+    ours = run.write("dtype", flags[on[-1]] if on else "float32")
+    if "pure_bf16" in on and run.value("finetuning_type") == "full":
+        run.write("weights_dtype", "bfloat16")
+    for flag in flags:
+        if flag in on or run.key(flag) in run.given:
+            run.became(flag, ours)
 
 
 def saving(run: Translation, *, batch_steps: bool = True) -> None:

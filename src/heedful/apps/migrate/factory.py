@@ -117,19 +117,17 @@ def _model(run: Translation) -> None:
 
 def _preferences(run: Translation) -> None:
     """DPO's relatives, and the likelihood of the chosen response."""
-    extra = run.number("pref_ftx") or run.number("dpo_ftx") or 0.0
-    is_orpo = run.value("pref_loss") == "orpo"
+    extra, is_orpo = run.number("pref_ftx") or run.number("dpo_ftx") or 0.0, run.value("pref_loss") == "orpo"
+    weight = run.write("nll_coef", extra + is_orpo) if extra or is_orpo else ""
     for name in ("pref_ftx", "dpo_ftx"):
         if run.read(name):
-            run.row(
-                "differs" if extra else "none", name, run.write("nll_coef", extra + is_orpo) if extra or is_orpo else ""
-            )
-    if run.read("simpo_gamma", "pref_beta") or run.value("pref_loss") == "simpo":
-        gamma, beta = run.number("simpo_gamma"), run.number("pref_beta")
-        if run.value("pref_loss") == "simpo" and gamma is not None and beta:
-            run.became("simpo_gamma", run.write("target_margin", gamma / beta))
-        elif run.key("simpo_gamma") in run.given:
-            run.row("none", "simpo_gamma")
+            run.row("differs" if extra else "none", name, weight)
+    gamma, beta = run.number("simpo_gamma"), run.number("pref_beta")
+    run.read("simpo_gamma")
+    if run.value("pref_loss") == "simpo" and gamma is not None and beta:
+        run.became("simpo_gamma", run.write("target_margin", gamma / beta))
+    elif run.key("simpo_gamma") in run.given:
+        run.row("none", "simpo_gamma")
 
 
 def _ppo(run: Translation) -> None:

@@ -64,6 +64,8 @@ def origin(trainer: Made, script: Script) -> Origin:
 
     config = arguments.pop("args", arguments.pop("config", None))
     if isinstance(config, Made):
+        placed = {"output_dir" if place == 0 else f"argument {place + 1}": one for place, one in enumerate(config.args)}
+        take(placed, own, {}, config.line)
         take(config.kwargs, own, config.lines, config.line)
     for one in script.calls:  # dataclasses that a parser fills, with the arguments of the command line
         if one.command_line is not None:

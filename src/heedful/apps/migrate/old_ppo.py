@@ -48,7 +48,12 @@ def origin(trainer: Made, script: Script) -> Origin:
     parts = [("PPOConfig", config), ("generate", sampled), ("model", model), ("LoraConfig", adapters)]
     for section, made in parts:
         if isinstance(made, Made):
-            values = {name: value for name, value in made.kwargs.items() if name != "peft_config"}
+            placed = {
+                f"argument {place + 1}": one
+                for place, one in enumerate(made.args)
+                if section in ("PPOConfig", "LoraConfig")
+            }
+            values = placed | {name: value for name, value in made.kwargs.items() if name != "peft_config"}
             values |= made.command_line or {}
             found |= {f"{section}.{name}": value for name, value in values.items()}
             lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
