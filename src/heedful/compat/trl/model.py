@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
+from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError, ConfigError
+from heedful.models.source import explained
 
 __all__ = ["AutoModelForCausalLMWithValueHead", "ValueHead", "create_reference_model"]
 
@@ -54,6 +56,15 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     ) -> None:
         super().__init__()
         config = pretrained_model.config
+        adapter = pretrained_model.active_peft_config if isinstance(pretrained_model, PeftModel) else None
+        devices = {str(device) for device in getattr(pretrained_model, "hf_device_map", {}).values()}
+        if isinstance(adapter, PromptLearningConfig):
+            raise ConfigError(f"{adapter.peft_type.value} cannot be trained by PPO; use peft.LoraConfig")
+        if len(devices) > 1:
+            raise ConfigError(
+                f"device_map spreads the model over {', '.join(sorted(devices))}, which is not supported; leave it out for "
+                "one device, or start one process per device with `accelerate launch`"
+            )
         if getattr(config, "is_encoder_decoder", False):
             raise ConfigError(
                 f"{config.model_type} is an encoder-decoder, which is not supported; use a causal language model such as gpt2"
@@ -120,10 +131,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         source = pretrained_model_name_or_path
         if "use_auth_token" in kwargs:
             kwargs["token"] = kwargs.pop("use_auth_token")
-        if peft_config is not None and not isinstance(peft_config, PeftConfig):
-            raise ConfigError(
-                f"peft_config is a {type(peft_config).__name__}; it must be of peft, such as peft.LoraConfig(r=16)"
-            )
         hub = {name: kwargs[name] for name in ("token", "revision", "cache_dir") if name in kwargs}
         if isinstance(source, PreTrainedModel | PeftModel):
             if kwargs:
@@ -132,30 +139,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
                 )
             model = source
         elif isinstance(source, str | Path):
-            model = _load(str(source), is_trainable=is_trainable, hub=hub, kwargs=kwargs)
+            with explained(str(source), "causal language model"):
+                model = _load(str(source), is_trainable=is_trainable, hub=hub, kwargs=kwargs)
         else:
             raise ConfigError(
                 f"from_pretrained: got a {type(source).__name__}; pass a folder, a name on the Hub, or a model"
             )
         if peft_config is not None:
-            if isinstance(model, PeftModel):
-                raise ConfigError(
-                    "from_pretrained: the model has an adapter already, so peft_config has no use; leave it out, and pass "
-                    "is_trainable=True to train that adapter on"
-                )
-            if getattr(model, "is_quantized", False):
-                model = prepare_model_for_kbit_training(model)
-            model = get_peft_model(model, peft_config)
-        if isinstance(model, PeftModel) and isinstance(model.active_peft_config, PromptLearningConfig):
-            raise ConfigError(
-                f"{model.active_peft_config.peft_type.value} cannot be trained by PPO; use peft.LoraConfig"
-            )
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        if len(devices) > 1:
-            raise ConfigError(
-                f"device_map spreads the model over {', '.join(sorted(devices))}, which is not supported; leave device_map out "
-                "for one device, or start one process per device with `accelerate launch`"
-            )
+            model = _add_adapter(model, peft_config)
         wrapped = cls(
             model,
             summary_dropout_prob=summary_dropout_prob,
@@ -179,7 +170,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         output = self.pretrained_model(
             input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True, use_cache=False, **kwargs
         )
-        return output.logits.float(), output.loss, self.v_head(output.hidden_states[-1]).squeeze(-1)
+        return at_least_float32(output.logits), output.loss, self.v_head(output.hidden_states[-1]).squeeze(-1)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``pretrained_model.generate``."""
@@ -286,7 +277,7 @@ def create_reference_model(
         if not firsts:
             numbers = [int(found[1]) for name in names if (found := re.search(r"\.(\d+)\.", name))]
             raise ConfigError(
-                f"create_reference_model: num_shared_layers is {num_shared_layers}, but the model's layers are numbered up to "
+                f"create_reference_model: num_shared_layers is {num_shared_layers}, but the layers' numbers end at "
                 f"{max(numbers, default=0)}; share fewer, or pass pattern, such as 'transformer.h.{{layer}}.'"
             )
         shared = {id(weight): weight.requires_grad_(False) for weight in list(model.parameters())[: firsts[0]]}
@@ -316,6 +307,21 @@ def _load(name: str, *, is_trainable: bool, hub: dict[str, Any], kwargs: dict[st
     own = {key: value for key, value in kwargs.items() if key != "revision"}  # of the adapter, not of its base
     model = AutoModelForCausalLM.from_pretrained(base, **own)
     return PeftModel.from_pretrained(model, name, is_trainable=is_trainable, **hub)
+
+
+def _add_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig) -> PeftModel:
+    if not isinstance(peft_config, PeftConfig):
+        raise ConfigError(
+            f"peft_config is a {type(peft_config).__name__}; it must be of peft, such as peft.LoraConfig(r=16)"
+        )
+    if isinstance(model, PeftModel):
+        raise ConfigError(
+            "from_pretrained: the model has an adapter already, so peft_config has no use; leave it out, and pass "
+            "is_trainable=True to train that adapter on"
+        )
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model)
+    return get_peft_model(model, peft_config)
 
 
 def _find(name: str, file: str, hub: dict[str, Any]) -> Path | None:
