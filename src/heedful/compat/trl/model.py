@@ -4,7 +4,9 @@ import copy
 import json
 import re
 import tempfile
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -306,7 +308,8 @@ def _load(name: str, *, is_trainable: bool, hub: dict[str, Any], kwargs: dict[st
     base = PeftConfig.from_pretrained(name, **hub).base_model_name_or_path
     own = {key: value for key, value in kwargs.items() if key != "revision"}  # of the adapter, not of its base
     model = AutoModelForCausalLM.from_pretrained(base, **own)
-    return PeftModel.from_pretrained(model, name, is_trainable=is_trainable, **hub)
+    with _peft_reads_an_old_name():
+        return PeftModel.from_pretrained(model, name, is_trainable=is_trainable, **hub)
 
 
 def _add_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig) -> PeftModel:
@@ -321,7 +324,16 @@ def _add_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig) ->
         )
     if getattr(model, "is_quantized", False):
         model = prepare_model_for_kbit_training(model)
-    return get_peft_model(model, peft_config)
+    with _peft_reads_an_old_name():
+        return get_peft_model(model, peft_config)
+
+
+@contextmanager
+def _peft_reads_an_old_name() -> Iterator[None]:
+    """transformers warns of a name that PEFT reads, about which nobody here can do anything."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
 
 
 def _find(name: str, file: str, hub: dict[str, Any]) -> Path | None:

@@ -226,9 +226,8 @@ class PPOTrainer:
 
         def sample(model: Any) -> Any:
             if isinstance(query_tensor, list):
-                return self._sample_list(
-                    model, query_tensor, length_sampler, batch_size, return_prompt, generation_kwargs
-                )
+                parts = [query_tensor[start : start + batch_size] for start in range(0, len(query_tensor), batch_size)]
+                return [row for part in parts for row in self._sample_part(model, part, settings(), return_prompt)]
             ids = query_tensor.to(self.current_device).unsqueeze(0)
             tokens = model.generate(input_ids=ids, **settings())
             return tokens if return_prompt else tokens[:, ids.shape[1] :]
