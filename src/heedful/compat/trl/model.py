@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, get_token, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from peft import PeftConfig, PeftModel, PromptLearningConfig, get_peft_model, prepare_model_for_kbit_training
 from safetensors import safe_open
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from heedful.core.masking import at_least_float32
-from heedful.errors import CheckpointError, ConfigError
+from heedful.errors import CheckpointError, ConfigError, MachineError
 from heedful.models.source import explained
+from heedful.redact import redact
 
 __all__ = ["AutoModelForCausalLMWithValueHead", "ValueHead", "create_reference_model"]
 
@@ -287,10 +288,17 @@ def create_reference_model(
 
 
 def upload(folder: str, repo_id: str, *, private: bool | None, token: str | None) -> str:
-    """Upload a folder to a repository of the Hub. Returns its address."""
+    """Upload a folder to a repository of the Hub. Returns its address. Raises ConfigError and MachineError."""
+    kept = f"the model is unchanged: write it with save_pretrained(FOLDER), and later run `hf upload {repo_id} FOLDER`"
+    if token is None and get_token() is None:
+        raise ConfigError(f"push_to_hub: you are not logged in to the Hub; run `hf auth login` or set HF_TOKEN; {kept}")
     api = HfApi(library_name="heedful", token=token)
-    address = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(folder_path=folder, repo_id=address.repo_id)
+    try:
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=address.repo_id)
+    except Exception as error:  # from the Hub's client, its HTTP library, or the system
+        reason = redact(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        raise MachineError(f"push_to_hub: nothing was uploaded to {repo_id}: {reason:.200}; {kept}") from error
     return str(address)
 
 
@@ -323,7 +331,7 @@ def _add_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig) ->
             "is_trainable=True to train that adapter on"
         )
     if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model)
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     with _peft_reads_an_old_name():
         return get_peft_model(model, peft_config)
 
