@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "reference",
     "settings_page",
+    "peers_page",
     "repository",
     "lessons",
     "mixed_search",

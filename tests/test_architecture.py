@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "checks": "training rewards models kernels data",
     "algorithms": "checks training engines environments rewards models kernels data core planning distributed",
     "evaluate": "engines rewards models kernels data core",
+    "compat": "models core",
     "building_blocks": "algorithms engines rewards models kernels data core",
     # the applications, in apps/: nothing above imports one
     "apps": "course plot",

@@ -38,7 +38,7 @@ class AdaptiveKL:
     Raises ValueError if ``target`` or ``horizon`` is not positive, or ``init_coef`` is negative.
     """
 
-    def __init__(self, init_coef: float, target: float, horizon: int) -> None:
+    def __init__(self, init_coef: float, target: float, horizon: int | float) -> None:
         if target <= 0 or horizon <= 0:
             raise ValueError(f"AdaptiveKL: target and horizon must be positive, got {target} and {horizon}")
         if init_coef < 0:

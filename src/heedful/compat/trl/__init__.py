@@ -4,7 +4,7 @@ The names are `PPOConfig`, `PPOTrainer`, `AutoModelForCausalLMWithValueHead`, `c
 `set_seed`. docs/compat.md says what is different and what is refused. New programs use `heedful.train_ppo`.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 from heedful.compat.trl.config import PPOConfig
 from heedful.compat.trl.core import LengthSampler, respond_to_batch, set_seed
@@ -28,12 +28,15 @@ __all__ = [
 class AutoModelForSeq2SeqLMWithValueHead:
     """Not supported: scripts import the name without using it, and using it raises ConfigError."""
 
-    @staticmethod
-    def from_pretrained(*_args: Any, **_kwargs: Any) -> NoReturn:
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         raise ConfigError(
             "AutoModelForSeq2SeqLMWithValueHead: encoder-decoders such as T5 are not supported; use "
             "AutoModelForCausalLMWithValueHead with a causal language model such as gpt2"
         )
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> "AutoModelForSeq2SeqLMWithValueHead":
+        return cls(*args, **kwargs)
 
 
 class TextEnvironment:

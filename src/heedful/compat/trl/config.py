@@ -124,14 +124,15 @@ class PPOConfig:
             raise ConfigError(
                 f"PPOConfig: batch_size is {self.batch_size}; it must be a multiple of mini_batch_size * "
                 f"gradient_accumulation_steps, which is {self.mini_batch_size} * {self.gradient_accumulation_steps} = "
-                f"{self.backward_batch_size}"
+                f"{self.backward_batch_size}. (mini_batch_size is 128 unless it is set; before TRL 0.7 it was 1.)"
             )
         self.total_ppo_epochs = -(-self.steps // self.batch_size)
         if self.kl_penalty not in ("kl", "abs", "mse", "full"):
             raise ConfigError(f"PPOConfig: kl_penalty is {self.kl_penalty!r}; choose 'kl', 'abs', 'mse' or 'full'")
-        if self.adap_kl_ctrl and not (self.target > 0 and self.horizon > 0):
+        if self.adap_kl_ctrl and not (self.target > 0 and self.horizon > 0 and self.init_kl_coef >= 0):
             raise ConfigError(
-                f"PPOConfig: target is {self.target} and horizon {self.horizon}; with adap_kl_ctrl both must be above 0"
+                f"PPOConfig: target is {self.target}, horizon {self.horizon} and init_kl_coef {self.init_kl_coef}; with "
+                "adap_kl_ctrl the first two must be above 0 and the last not below; or set adap_kl_ctrl=False"
             )
         self._check_tracker()
         self._refuse_unsupported()

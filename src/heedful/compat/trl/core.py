@@ -11,7 +11,7 @@ __all__ = ["LengthSampler", "respond_to_batch", "set_seed"]
 
 
 class LengthSampler:
-    """A random length per call, in tokens: at least ``min_value`` and below ``max_value``. numpy's global generator draws it."""
+    """A random length per call, at least ``min_value`` and below ``max_value``, drawn by numpy's global generator."""
 
     def __init__(self, min_value: int, max_value: int) -> None:
         self.values = list(range(min_value, max_value))

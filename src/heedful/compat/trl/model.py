@@ -4,12 +4,14 @@ import copy
 import json
 import re
 import tempfile
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, get_token, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from peft import PeftConfig, PeftModel, PromptLearningConfig, get_peft_model, prepare_model_for_kbit_training
 from safetensors import safe_open
@@ -17,7 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
-from heedful.errors import CheckpointError, ConfigError
+from heedful.core.masking import at_least_float32
+from heedful.errors import CheckpointError, ConfigError, MachineError
+from heedful.models.source import explained
+from heedful.redact import redact
 
 __all__ = ["AutoModelForCausalLMWithValueHead", "ValueHead", "create_reference_model"]
 
@@ -54,6 +59,15 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     ) -> None:
         super().__init__()
         config = pretrained_model.config
+        adapter = pretrained_model.active_peft_config if isinstance(pretrained_model, PeftModel) else None
+        devices = {str(device) for device in getattr(pretrained_model, "hf_device_map", {}).values()}
+        if isinstance(adapter, PromptLearningConfig):
+            raise ConfigError(f"{adapter.peft_type.value} cannot be trained by PPO; use peft.LoraConfig")
+        if len(devices) > 1:
+            raise ConfigError(
+                f"device_map spreads the model over {', '.join(sorted(devices))}, which is not supported; leave it out for "
+                "one device, or start one process per device with `accelerate launch`"
+            )
         if getattr(config, "is_encoder_decoder", False):
             raise ConfigError(
                 f"{config.model_type} is an encoder-decoder, which is not supported; use a causal language model such as gpt2"
@@ -120,10 +134,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         source = pretrained_model_name_or_path
         if "use_auth_token" in kwargs:
             kwargs["token"] = kwargs.pop("use_auth_token")
-        if peft_config is not None and not isinstance(peft_config, PeftConfig):
-            raise ConfigError(
-                f"peft_config is a {type(peft_config).__name__}; it must be of peft, such as peft.LoraConfig(r=16)"
-            )
         hub = {name: kwargs[name] for name in ("token", "revision", "cache_dir") if name in kwargs}
         if isinstance(source, PreTrainedModel | PeftModel):
             if kwargs:
@@ -132,30 +142,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
                 )
             model = source
         elif isinstance(source, str | Path):
-            model = _load(str(source), is_trainable=is_trainable, hub=hub, kwargs=kwargs)
+            with explained(str(source), "causal language model"):
+                model = _load(str(source), is_trainable=is_trainable, hub=hub, kwargs=kwargs)
         else:
             raise ConfigError(
                 f"from_pretrained: got a {type(source).__name__}; pass a folder, a name on the Hub, or a model"
             )
         if peft_config is not None:
-            if isinstance(model, PeftModel):
-                raise ConfigError(
-                    "from_pretrained: the model has an adapter already, so peft_config has no use; leave it out, and pass "
-                    "is_trainable=True to train that adapter on"
-                )
-            if getattr(model, "is_quantized", False):
-                model = prepare_model_for_kbit_training(model)
-            model = get_peft_model(model, peft_config)
-        if isinstance(model, PeftModel) and isinstance(model.active_peft_config, PromptLearningConfig):
-            raise ConfigError(
-                f"{model.active_peft_config.peft_type.value} cannot be trained by PPO; use peft.LoraConfig"
-            )
-        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-        if len(devices) > 1:
-            raise ConfigError(
-                f"device_map spreads the model over {', '.join(sorted(devices))}, which is not supported; leave device_map out "
-                "for one device, or start one process per device with `accelerate launch`"
-            )
+            model = _add_adapter(model, peft_config)
         wrapped = cls(
             model,
             summary_dropout_prob=summary_dropout_prob,
@@ -179,7 +173,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         output = self.pretrained_model(
             input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True, use_cache=False, **kwargs
         )
-        return output.logits.float(), output.loss, self.v_head(output.hidden_states[-1]).squeeze(-1)
+        return at_least_float32(output.logits), output.loss, self.v_head(output.hidden_states[-1]).squeeze(-1)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``pretrained_model.generate``."""
@@ -286,7 +280,7 @@ def create_reference_model(
         if not firsts:
             numbers = [int(found[1]) for name in names if (found := re.search(r"\.(\d+)\.", name))]
             raise ConfigError(
-                f"create_reference_model: num_shared_layers is {num_shared_layers}, but the model's layers are numbered up to "
+                f"create_reference_model: num_shared_layers is {num_shared_layers}, but the layers' numbers end at "
                 f"{max(numbers, default=0)}; share fewer, or pass pattern, such as 'transformer.h.{{layer}}.'"
             )
         shared = {id(weight): weight.requires_grad_(False) for weight in list(model.parameters())[: firsts[0]]}
@@ -294,10 +288,17 @@ def create_reference_model(
 
 
 def upload(folder: str, repo_id: str, *, private: bool | None, token: str | None) -> str:
-    """Upload a folder to a repository of the Hub. Returns its address."""
+    """Upload a folder to a repository of the Hub. Returns its address. Raises ConfigError and MachineError."""
+    kept = f"the model is unchanged: write it with save_pretrained(FOLDER), and later run `hf upload {repo_id} FOLDER`"
+    if token is None and get_token() is None:
+        raise ConfigError(f"push_to_hub: you are not logged in to the Hub; run `hf auth login` or set HF_TOKEN; {kept}")
     api = HfApi(library_name="heedful", token=token)
-    address = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(folder_path=folder, repo_id=address.repo_id)
+    try:
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=address.repo_id)
+    except Exception as error:  # from the Hub's client, its HTTP library, or the system
+        reason = redact(next(iter(str(error).strip().splitlines()), type(error).__name__))
+        raise MachineError(f"push_to_hub: nothing was uploaded to {repo_id}: {reason:.200}; {kept}") from error
     return str(address)
 
 
@@ -315,7 +316,32 @@ def _load(name: str, *, is_trainable: bool, hub: dict[str, Any], kwargs: dict[st
     base = PeftConfig.from_pretrained(name, **hub).base_model_name_or_path
     own = {key: value for key, value in kwargs.items() if key != "revision"}  # of the adapter, not of its base
     model = AutoModelForCausalLM.from_pretrained(base, **own)
-    return PeftModel.from_pretrained(model, name, is_trainable=is_trainable, **hub)
+    with _peft_reads_an_old_name():
+        return PeftModel.from_pretrained(model, name, is_trainable=is_trainable, **hub)
+
+
+def _add_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig) -> PeftModel:
+    if not isinstance(peft_config, PeftConfig):
+        raise ConfigError(
+            f"peft_config is a {type(peft_config).__name__}; it must be of peft, such as peft.LoraConfig(r=16)"
+        )
+    if isinstance(model, PeftModel):
+        raise ConfigError(
+            "from_pretrained: the model has an adapter already, so peft_config has no use; leave it out, and pass "
+            "is_trainable=True to train that adapter on"
+        )
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    with _peft_reads_an_old_name():
+        return get_peft_model(model, peft_config)
+
+
+@contextmanager
+def _peft_reads_an_old_name() -> Iterator[None]:
+    """transformers warns of a name that PEFT reads, about which nobody here can do anything."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
 
 
 def _find(name: str, file: str, hub: dict[str, Any]) -> Path | None:

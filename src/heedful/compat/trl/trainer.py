@@ -166,7 +166,13 @@ class PPOTrainer:
         """
         if isinstance(dataset, datasets.Dataset) and self.config.remove_unused_columns:
             used = {*inspect.signature(self._policy.forward).parameters, "label", "query", "response"}
-            dataset = dataset.remove_columns([name for name in dataset.column_names if name not in used])
+            unused = [name for name in dataset.column_names if name not in used]
+            if len(unused) == len(dataset.column_names):
+                raise ConfigError(
+                    f"PPOTrainer: remove_unused_columns drops all columns of the dataset: {', '.join(unused)}; it keeps "
+                    f"{', '.join(sorted(used))}. Rename one, or set remove_unused_columns=False"
+                )
+            dataset = dataset.remove_columns(unused)
         if len(dataset) < self.config.batch_size * self.accelerator.num_processes:
             raise ConfigError(
                 f"PPOTrainer: dataset has {len(dataset)} rows, fewer than a batch: batch_size is {self.config.batch_size} in "
@@ -220,17 +226,16 @@ class PPOTrainer:
 
         def sample(model: Any) -> Any:
             if isinstance(query_tensor, list):
-                return self._sample_list(
-                    model, query_tensor, length_sampler, batch_size, return_prompt, generation_kwargs
-                )
+                parts = [query_tensor[start : start + batch_size] for start in range(0, len(query_tensor), batch_size)]
+                return [row for part in parts for row in self._sample_part(model, part, settings(), return_prompt)]
             ids = query_tensor.to(self.current_device).unsqueeze(0)
             tokens = model.generate(input_ids=ids, **settings())
             return tokens if return_prompt else tokens[:, ids.shape[1] :]
 
         if isinstance(query_tensor, Tensor) and query_tensor.dim() != 1:
             raise ConfigError(
-                f"PPOTrainer.generate: query_tensor has shape {list(query_tensor.shape)}; pass one query [time], or a list of "
-                "queries: list(query_tensor)"
+                f"PPOTrainer.generate: query_tensor has shape {list(query_tensor.shape)}; pass one query [time], or a list "
+                "of queries: list(query_tensor)"
             )
         self.model.eval()
         responses = sample(self._policy)
@@ -306,7 +311,7 @@ class PPOTrainer:
         timing["time/ppo/optimize_step"], started = time.perf_counter() - started, time.perf_counter()
 
         stats: dict[str, Any] = {
-            **_objective_stats(given, old_logprobs, ref_logprobs, penalty, mask, self.kl_ctl.value),
+            **_objective_stats(given, (old_logprobs, ref_logprobs), penalty, mask, self.kl_ctl.value),
             **_length_stats(queries, responses),
             **_mean_stats(of_minibatches),
         }
@@ -388,8 +393,8 @@ class PPOTrainer:
         return stats
 
     def _loss(self, logprobs: Tensor, values: Tensor, logits: Tensor, old: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """``clipped surrogate + vf_coef * clipped value loss``, means over the minibatch's response tokens; 0 if its mean ratio is
-        above ``ratio_threshold``."""
+        """``clipped surrogate + vf_coef * clipped value loss``, means over the minibatch's response tokens; 0 if its mean
+        ratio is above ``ratio_threshold``."""
         config, mask = self.config, old.mask
         policy_loss, of_policy = core.ppo_policy_loss(
             logprobs, old.old_logprobs, old.advantages, mask, clip_range=config.cliprange
@@ -503,8 +508,9 @@ def _response_mask(
 
 
 def _objective_stats(
-    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, penalty: Tensor, mask: Tensor, kl_coef: float
+    scores: Tensor, policy_and_reference: tuple[Tensor, Tensor], penalty: Tensor, mask: Tensor, kl_coef: float
 ) -> dict[str, Any]:
+    logprobs, ref_logprobs = policy_and_reference
     kl = torch.where(mask, penalty, 0.0).sum(1)
     return {
         "objective/kl": kl.mean(),
@@ -596,7 +602,7 @@ def _check_batch(batch_size: int, queries: Any, responses: Any, scores: Any, res
         for name, ids in (("queries", query), ("responses", response)):
             if ids.dim() != 1 or not len(ids):
                 raise ConfigError(
-                    f"PPOTrainer.step: {name}[{row}] has shape {list(ids.shape)}; it must be [time] with at least one token"
+                    f"PPOTrainer.step: {name}[{row}] has shape {list(ids.shape)}; it must be [time], at least one token"
                 )
         if score.numel() != 1:
             raise ConfigError(f"PPOTrainer.step: scores[{row}] has shape {list(score.shape)}; it must be one number")
