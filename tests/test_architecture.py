@@ -63,6 +63,7 @@ MAY_IMPORT = {
     "report": "plot training engines models kernels data core serving",
     "publishing": "evaluate plot",
     "exam": "plot evaluate engines rewards models kernels data core",
+    "migrate": "",
     "choose": "report algorithms training checks data core",
     "label": "data serving",
     "rounds": "label algorithms training evaluate engines rewards models kernels data",

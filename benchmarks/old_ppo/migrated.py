@@ -1,9 +1,9 @@
-"""Scripts of TRL beside what `heedful migrate` makes of them: the displacement of the weights after three steps on the same data.
+"""Scripts of TRL beside what `heedful migrate` makes of them: the weights after three steps on the same data.
 
 python benchmarks/old_ppo/migrated.py --trl-python TRL/bin/python --output runs/migrated
 
-Each script of benchmarks/old_ppo/scripts runs in TRL's environment (trl 1.16). Then heedful migrate reads it, and the command it
-names runs with the settings that it wrote. Every step sees all 16 records, so that their order says nothing.
+Each script of benchmarks/old_ppo/scripts runs in TRL's environment (trl 1.16). Then heedful migrate reads it, and the command
+that it names runs with the settings that it wrote. Every step sees all 16 records, so that their order says nothing.
 """
 
 import argparse

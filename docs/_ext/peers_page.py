@@ -7,9 +7,9 @@ from heedful.configs.peers import peers
 PAGE = Path(__file__).resolve().parents[1] / "peers.md"
 BEGINNING = """# Settings of other libraries
 
-What heedful calls the settings of other libraries, by library and by the class or section that has them: one name may mean several
-things. [`heedful migrate`](migrate.md) reads the first three tables for a script or a file of yours; a command that does not know
-a name answers from all of them.
+What heedful calls the settings of other libraries, by library and by the class or section that has them: one name may mean
+several things. [`heedful migrate`](migrate.md) reads the first three tables for a script or a file of yours; a command that
+does not know a name answers from all of them.
 
 *same*: the value means the same. *differs*: it is taken, and does not do quite the same. *with others*: it becomes heedful's
 setting together with others. *lost*: heedful has nothing of the kind. Settings without effect on the numbers are left out.

@@ -175,9 +175,7 @@ def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     assert written.startswith(
         before + "from heedful.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer\n"
     )
-    rest = after.split("\n)\n", 1)[1].replace(
-        "from trl.core import LengthSampler  # 长度", "from heedful.compat.trl import LengthSampler"
-    )
+    rest = after.split("\n)\n", 1)[1].replace("from trl.core import", "from heedful.compat.trl import")
     assert written.endswith(rest)
 
 
@@ -203,10 +201,10 @@ def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
     outcome, settings, folder = migrated("数学.py", GRPO, "--processes", "2")
     assert outcome.status == 0
     assert settings | {"rewards": None} == {
-        "data": "题目.jsonl", "seed": 42, "dtype": "bfloat16", "special_tokens": "read", "eval_fraction": 0.0, "model": "Qwen/Qwen3-0.6B",
-        "output": "runs/数学", "learning_rate": 1e-6, "lr_schedule": "linear", "warmup_steps": 10, "adam_eps": 1e-8,
-        "micro_batch_size": 8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj", "gradient_checkpointing": True,
-        "max_new_tokens": 256, "steps": 100, "rollout_batch_size": 64, "samples_per_prompt": 8, "minibatch_size": 64,
+        "data": "题目.jsonl", "seed": 42, "dtype": "bfloat16", "special_tokens": "read", "eval_fraction": 0.0,
+        "model": "Qwen/Qwen3-0.6B",         "output": "runs/数学", "learning_rate": 1e-6, "lr_schedule": "linear", "warmup_steps": 10, "adam_eps": 1e-8,
+        "micro_batch_size": 8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj",
+        "gradient_checkpointing": True,         "max_new_tokens": 256, "steps": 100, "rollout_batch_size": 64, "samples_per_prompt": 8, "minibatch_size": 64,
         "loss_reduction": "token", "kl_coef": 0.04, "kl_kind": "weighted-k3", "rewards": None,
     }  # fmt: skip
     assert settings["rewards"] == [f"python:{folder / 'rewards.py'}:has_answer", "model:某人/评分"]
@@ -217,8 +215,8 @@ def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
 
 
 def test_settings_come_from_the_command_line_of_the_script(migrated):
-    given = "--arguments=--dataset_name 某人/偏好 --model_name_or_path Qwen/Qwen3-0.6B --beta 0.2 --per_device_train_batch_size=2"
-    outcome, settings, _ = migrated("偏好.py", DPO, f"{given} --bf16 false")
+    given = "--dataset_name 某人/偏好 --model_name_or_path Qwen/Qwen3-0.6B --beta 0.2 --per_device_train_batch_size=2"
+    outcome, settings, _ = migrated("偏好.py", DPO, f"--arguments={given} --bf16 false")
     assert "0 questions" in outcome.err
     wanted = {
         "data": "某人/偏好",
@@ -247,7 +245,8 @@ def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
     outcome, settings, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path))
     assert outcome.status == 0
     wanted = {
-        "model": "Qwen/Qwen3-0.6B", "rewards": ["model:saves/评分"], "data": str(tmp_path / "问题.json"), "steps": 50, "lora_rank": 8,  "minibatch_size": 8, "rollout_batch_size": 8, "micro_batch_size": 2, "kl_coef": 0.2, "kl_target": 6.0,
+        "model": "Qwen/Qwen3-0.6B", "rewards": ["model:saves/评分"], "data": str(tmp_path / "问题.json"), "steps": 50,
+        "lora_rank": 8, "minibatch_size": 8, "rollout_batch_size": 8, "micro_batch_size": 2, "kl_coef": 0.2, "kl_target": 6.0,
         "temperature": 0.95, "top_p": 0.7, "top_k": 0, "learning_rate": 1e-5, "lr_schedule": "cosine", "warmup_steps": 5,
     }  # fmt: skip
     assert {name: settings.get(name) for name in wanted} == wanted

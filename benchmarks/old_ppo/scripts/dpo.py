@@ -4,7 +4,6 @@ import argparse
 
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from trl import DPOConfig, DPOTrainer
 
 parser = argparse.ArgumentParser()

@@ -4,7 +4,6 @@ import argparse
 
 from datasets import load_dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
 from trl import RewardConfig, RewardTrainer
 
 parser = argparse.ArgumentParser()

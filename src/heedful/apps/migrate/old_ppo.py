@@ -189,8 +189,9 @@ def _adapters(run: Translation) -> None:
 def rewritten(script: Script) -> tuple[str, list[Row]]:
     """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
     there = _names()
-    source = script.source.split("\n")
-    rows, edits = [], []
+    source = [line.encode() for line in script.source.split("\n")]
+    rows: list[Row] = []
+    edits: list[tuple[ast.stmt, str]] = []
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             names = [f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names]
@@ -201,10 +202,11 @@ def rewritten(script: Script) -> tuple[str, list[Row]]:
             edits.append((node, f"from {COMPAT} import {', '.join(names)}"))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_imported(node))))
-    for node, text in sorted(edits, key=lambda one: -one[0].lineno):
-        indent = source[node.lineno - 1][: node.col_offset]
-        source[node.lineno - 1 : node.end_lineno] = [indent + text]
-    return "\n".join(source), rows
+    for node, text in sorted(edits, key=lambda one: (-one[0].lineno, -one[0].col_offset)):
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        before, after = source[first][: node.col_offset], source[last][node.end_col_offset :]
+        source[first : last + 1] = [before + text.encode() + after]
+    return b"\n".join(source).decode(), rows
 
 
 def _names() -> set[str]:

@@ -58,7 +58,7 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
         done += [
             f"`python {output / name}` runs the script on heedful.compat.trl, whose numbers are TRL 0.11's. Its "
             "imports are changed, and nothing else; docs/compat.md says what is different.",
-            f"`heedful ppo {output / 'ppo.yaml'}` is a run of heedful's own, which can be resumed, evaluated and looked into. "
+            f"`heedful ppo {output / 'ppo.yaml'}` is a run of heedful's own, which resumes, evaluates and has a report. "
             "Its numbers are heedful's: what differs is below.",
         ]
     for number, trainer in enumerate(trainers, 1):

@@ -301,8 +301,8 @@ class Script:
         return self._operation(node.op, self.value(node.left, names), self.value(node.right, names), node)
 
     def _value_Compare(self, node: ast.Compare, names: Names) -> Any:
-        sides = [self.value(one, names) for one in (node.left, *node.comparators)]
-        return self._operation(node.ops[0], *sides, node) if len(sides) == 2 else self._unknown(node)
+        left, *rights = [self.value(one, names) for one in (node.left, *node.comparators)]
+        return self._operation(node.ops[0], left, rights[0], node) if len(rights) == 1 else self._unknown(node)
 
     def _value_JoinedStr(self, node: ast.JoinedStr, names: Names) -> Any:
         parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one, names) for one in node.values]

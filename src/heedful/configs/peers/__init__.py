@@ -32,8 +32,8 @@ from importlib.resources import files
 from typing import Any, Literal
 
 Kind = Literal["same", "differs", "read", "lost", "none"]
-"""same: ``ours`` takes the value, and it means the same. differs: it takes it, and does not do quite the same. read: the value
-goes to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
+"""same: ``ours`` takes the value, and it means the same. differs: it takes it, and does not do quite the same. read: it goes
+to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
 
 
 def version_key(version: str) -> tuple[int, ...]:
