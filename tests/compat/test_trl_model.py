@@ -159,6 +159,7 @@ def test_a_reward_adapter_scores_as_its_reward_model_does(models, tmp_path):
     reward = get_peft_model(classifier, lora).eval()
     reward.save_pretrained(tmp_path)
     model = load(models.llama, peft_config=LORA, reward_adapter=str(tmp_path))
+    next(weight for name, weight in model.named_parameters() if "lora_A.default" in name).requires_grad_(False)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     before = outputs(model)
     scores = model.compute_reward_score(input_ids=IDS, attention_mask=torch.ones_like(IDS))

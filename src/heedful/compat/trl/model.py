@@ -134,7 +134,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         source = pretrained_model_name_or_path
         if "use_auth_token" in kwargs:
             kwargs["token"] = kwargs.pop("use_auth_token")
-        hub = {name: kwargs[name] for name in ("token", "revision", "cache_dir") if name in kwargs}
+        hub: dict[str, Any] = {name: kwargs[name] for name in ("token", "revision", "cache_dir") if name in kwargs}
         if isinstance(source, PreTrainedModel | PeftModel):
             if kwargs:
                 raise ConfigError(
@@ -179,7 +179,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """``pretrained_model.generate``."""
         return self.pretrained_model.generate(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Weights under the names of TRL's checkpoints: the language model's own, and ``v_head.summary.*``.
 
         With an adapter only the head's: PEFT saves the adapter.
@@ -272,7 +272,7 @@ def create_reference_model(
 
     Raises ConfigError if the layer ``num_shared_layers`` is not found.
     """
-    shared: dict[int, nn.Parameter] = {}
+    shared: dict[int, Any] = {}
     if num_shared_layers is not None:
         patterns = FIRST_OF_LAYER if pattern is None else (pattern.replace("{layer}", "{}"),)
         names = [name for name, _ in model.named_parameters()]
@@ -284,7 +284,7 @@ def create_reference_model(
                 f"{max(numbers, default=0)}; share fewer, or pass pattern, such as 'transformer.h.{{layer}}.'"
             )
         shared = {id(weight): weight.requires_grad_(False) for weight in list(model.parameters())[: firsts[0]]}
-    return copy.deepcopy(model, shared).requires_grad_(False).eval()  # type: ignore[arg-type]
+    return copy.deepcopy(model, shared).requires_grad_(False).eval()
 
 
 def upload(folder: str, repo_id: str, *, private: bool | None, token: str | None) -> str:

@@ -116,7 +116,8 @@ class PPOTrainer:
     ) -> None:
         _check_arguments(config, model, ref_model, tokenizer, dataset)
         set_seed(config.seed)
-        self.config, self.tokenizer, self.dataset = config, tokenizer, dataset
+        self.config, self.dataset = config, dataset
+        self.tokenizer: Any = tokenizer
         self.accelerator = Accelerator(
             log_with=config.log_with,
             project_config=ProjectConfiguration(**config.project_kwargs),
@@ -156,9 +157,7 @@ class PPOTrainer:
         self.current_device, self.is_distributed = self.accelerator.device, processes > 1
         self.current_step = 0
 
-    def prepare_dataloader(
-        self, dataset: "datasets.Dataset | torch.utils.data.Dataset", data_collator: Callable[[list], Any] | None = None
-    ) -> DataLoader:
+    def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list], Any] | None = None) -> DataLoader:
         """Batches of ``batch_size``, shuffled, without the last incomplete one; each process has its own part.
 
         A ``datasets.Dataset`` keeps only columns that the model's ``forward`` takes, and label, query and response, unless
@@ -289,15 +288,16 @@ class PPOTrainer:
         timing = {}
 
         started = time.perf_counter()
-        is_full = config.kl_penalty == "full"
         with torch.no_grad():
-            old_logprobs, old_values, distributions = self._passes(self.model, inputs, distributions=is_full)
+            old_logprobs, old_values, distributions = self._passes(self.model, inputs)
             with self._reference() as reference:
-                ref_logprobs, _, ref_distributions = self._passes(reference, inputs, distributions=is_full)
+                ref_logprobs, _, ref_distributions = self._passes(reference, inputs)
         timing["time/ppo/forward_pass"], started = time.perf_counter() - started, time.perf_counter()
 
-        pair = (distributions, ref_distributions) if is_full else (old_logprobs, ref_logprobs)
-        penalty = kl_penalty(*pair, config.kl_penalty)
+        if config.kl_penalty == "full":
+            penalty = kl_penalty(torch.cat(distributions), torch.cat(ref_distributions), "full")
+        else:
+            penalty = kl_penalty(old_logprobs, ref_logprobs, config.kl_penalty)
         rewards = token_rewards(given, penalty, mask, self.kl_ctl.value)
         timing["time/ppo/compute_rewards"], started = time.perf_counter() - started, time.perf_counter()
 
@@ -352,17 +352,19 @@ class PPOTrainer:
                 )
         return inputs
 
-    def _passes(
-        self, model: Any, inputs: dict[str, Tensor], *, distributions: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-probs and values of all rows, ``mini_batch_size`` at a time; and log-probs of the whole vocabulary."""
+    def _passes(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Log-probs and values of all rows, ``mini_batch_size`` at a time; for the penalty "full" also each part's log-probs
+        of the whole vocabulary."""
         model.eval()
-        size, parts = self.config.mini_batch_size, []
+        size = self.config.mini_batch_size
+        logprobs, values, distributions = [], [], []
         for start in range(0, len(inputs["input_ids"]), size):
-            logprobs, values, logits = _forward(model, {k: v[start : start + size] for k, v in inputs.items()})
-            parts.append((logprobs, values, logits.log_softmax(-1) if distributions else None))
-        logprobs, values, whole = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(values), torch.cat(whole) if distributions else None
+            own, value, logits = _forward(model, {name: rows[start : start + size] for name, rows in inputs.items()})
+            logprobs.append(own)
+            values.append(value)
+            if self.config.kl_penalty == "full":
+                distributions.append(logits.log_softmax(-1))
+        return torch.cat(logprobs), torch.cat(values), distributions
 
     def _update(self, inputs: dict[str, Tensor], rollout: Rollout) -> list[dict[str, Tensor]]:
         """``ppo_epochs`` passes over shuffled minibatches. Returns the stats of each minibatch."""
