@@ -20,6 +20,7 @@ from heedful.models import load_policy, load_reward_model, load_tokenizer, load_
 from heedful.models.load import load_causal_lm
 from heedful.models.merge import merge_model
 from heedful.models.save import save_reward_model
+from heedful.models.source import half_of_file, resolve
 from heedful.rewards.models import load_model_reward
 from jsonl import read_metrics, write_jsonl
 
@@ -34,10 +35,11 @@ def lm(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("语言模型") / "模型"
     shutil.copytree(tiny("qwen3"), folder)
     edit(folder / "config.json", tie_word_embeddings=False)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_pretrained(folder)
         for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape))
+            parameter.add_(0.1 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
     return folder
 
@@ -47,7 +49,7 @@ def head():
     """Of TRL: weight and bias."""
     generator = torch.Generator().manual_seed(7)
     return {
-        "v_head.summary.weight": torch.randn(1, 32, generator=generator),
+        "v_head.summary.weight": 0.3 * torch.randn(1, 32, generator=generator),
         "v_head.summary.bias": torch.tensor([0.75]),
     }
 
@@ -173,6 +175,13 @@ def test_a_head_of_the_base_of_adapters_is_not_theirs(lm, head, tmp_path):
     assert not load_value_model(str(tmp_path / "适配器"), **CPU).value_head.weight.any()
 
 
+def test_trls_head_in_float32_leaves_the_model_in_half_precision(lm, head, tmp_path):
+    folder = copied(lm, tmp_path / "策略")
+    half = {name: x.bfloat16() for name, x in load_file(folder / "model.safetensors").items()}
+    save_file(half | head, folder / "model.safetensors", {"format": "pt"})
+    assert half_of_file(resolve(str(folder))) == torch.bfloat16
+
+
 def test_a_policy_elsewhere_has_no_trace_of_trls_head(lm, head, tmp_path):
     folder = copied(lm, tmp_path / "策略", tensors=head)
     policy = Policy.from_pretrained(folder)
@@ -242,6 +251,13 @@ def test_llamafactorys_score_is_the_value_at_the_last_token_of_a_response(talker
     assert abs(values[-1] - values[-2]) > 0.01 < abs(values[-2] - values[-3])
     assert score(folder) == exactly(values[-2])
     assert score(folder, truncated=True) == exactly(values[-3])
+
+
+def test_llamafactorys_head_of_before_version_0_2(talker, head, tmp_path):
+    folder = tmp_path / "奖励模型"
+    model = factory(talker, folder, head, adapters=True, file="value_head.bin")
+    torch.save({name.removeprefix("v_head."): x for name, x in head.items()}, folder / "value_head.bin")
+    assert score(folder) == exactly(values_of(model, conversation(talker), head["v_head.summary.weight"], 0.75)[-2])
 
 
 def test_llamafactorys_score_after_all_that_the_template_adds_if_a_file_says_so(talker, head, tmp_path):

@@ -180,10 +180,12 @@ class ObjectiveOptions(Settings):
     response (sequence-) are tiny; dividing by their mean restores the gradient's scale."""
 
     critic: Literal["shared", "separate", "reward"] = "shared"
-    """shared: a value head that reads the policy's trunk. separate: a model of its own. reward: a model of its own that
-    starts as the first reward model among the rewards, head included; it must share the policy's tokenizer."""
+    """shared: a value head that reads the policy's trunk; it starts as the one saved with the model, also TRL's, or at 0.
+    separate: a model of its own. reward: a model of its own that starts as the first reward model among the rewards, head
+    included; it must share the policy's tokenizer."""
     value_model: str | None = None
-    """Where a separate critic starts from. None is the policy's model."""
+    """Where a separate critic starts from: any causal model, with its value head if it has one, also of TRL, LLaMA-Factory or
+    OpenRLHF (docs/reward-models.md). None is the policy's model."""
     value_freeze: tuple[str, ...] = ()
     """Parts of a critic of its own that stay as they start, by their names in it: self_attn (SAO), embed_tokens."""
     value_epochs: Annotated[int | None, POSITIVE] = None

@@ -265,7 +265,7 @@ def adapter_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / ADAPTER_WEIGHTS).is_file():
             return load_file(folder / ADAPTER_WEIGHTS)
-        return torch.load(folder / OLD_WEIGHTS, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+        return torch.load(folder / OLD_WEIGHTS, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise CheckpointError(f"{folder}: the adapters cannot be read: {error}") from error
 

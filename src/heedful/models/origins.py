@@ -119,7 +119,12 @@ def save_origin_head(source: Source, folder: Path) -> None:
 def _factory(source: Source) -> OriginHead | None:
     """LLaMA-Factory's head, in a file of its own."""
     files = [path for name in FACTORY_FILES if (path := Path(source.folder) / name).is_file()]
-    return _of_trl(_read(files[0]), "LLaMA-Factory", str(files[0])) if files else None
+    if not files:
+        return None
+    tensors = {
+        TRL_HEAD + name.removeprefix(TRL_HEAD): x for name, x in _read(files[0]).items()
+    }  # before 0.2 without it
+    return _of_trl(tensors, "LLaMA-Factory", str(files[0]))
 
 
 def _trl(source: Source) -> OriginHead | None:

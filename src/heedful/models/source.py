@@ -124,7 +124,10 @@ HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def half_of_file(source: Source) -> torch.dtype | None:
-    """The half precision of a model's weights in its files; None if they are in another dtype, or in several."""
+    """The half precision of a model's weights in its files; None if they are in another dtype, or in several.
+
+    TRL's value head beside them, often in float32, does not count: it is not loaded with them.
+    """
     try:
         one, index = (
             cached_file(source.base, name, _raise_exceptions_for_missing_entries=False)
@@ -134,7 +137,8 @@ def half_of_file(source: Source) -> torch.dtype | None:
         found = set()
         for path in files:
             with safe_open(path, "pt") as file:
-                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  no dictionary
+                names = [name for name in file.keys() if not name.startswith("v_head.")]  # noqa: SIM118  no dictionary
+                found |= {file.get_slice(name).get_dtype() for name in names}
     except (OSError, ValueError, SafetensorError):
         return None  # loading says what is wrong
     return HALVES.get(found.pop()) if len(found) == 1 else None
