@@ -37,6 +37,7 @@ FOLDERS = {
     "merge": ["--adapter", "适配器"],
     "label export": ["项目"],
     "label backup": ["项目"],
+    "migrate": ["脚本.py"],
     **dict.fromkeys(("sft", "reward", "dpo", "kto"), RUN),
     **dict.fromkeys(("ppo", "critic", "a2c", "grpo", "online-dpo", "choose"), ONLINE),
 }
@@ -63,6 +64,7 @@ def place(tmp_path, monkeypatch, tiny):
     (tmp_path / "数据.jsonl").write_text('{"prompt": "问", "chosen": "好", "rejected": "坏"}\n', encoding="utf-8")
     Project.create(tmp_path / "项目", ProjectSettings(name="标注")).close()
     (tmp_path / "适配器").mkdir()
+    (tmp_path / "脚本.py").write_text("import trl\ntrl.SFTTrainer('模型')\n", encoding="utf-8")
     config = {"peft_type": "LORA", "base_model_name_or_path": "模型"}
     (tmp_path / "适配器" / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({}, tmp_path / "适配器" / "adapter_model.safetensors")

@@ -24,6 +24,7 @@ from heedful import (
 )
 from heedful.configs.exam import ExamConfig
 from heedful.configs.label_server import LabelServeConfig
+from heedful.configs.migrate import MigrateConfig
 from heedful.configs.parse import parse, to_yaml
 from heedful.configs.settings import required
 from heedful.configs.tools import SampleConfig
@@ -88,6 +89,8 @@ def round_trip(config, path, *, whole=False):
 
 def test_yaml_flags_and_python_agree(least, written):
     for kind, settings in least.items():
+        if hasattr(kind, "TAKES_YAML"):  # its first word is a file of another library
+            continue
         path = written(yaml.safe_dump({k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}))
         assert parsed(kind, path) == parsed(kind, *as_flags(settings)) == in_python(kind, settings)
 
@@ -97,7 +100,7 @@ def test_every_field_has_one_name_everywhere(least, of_own_fields, tmp_path):
 
     As many as go together are moved at once, the others one by one. A2C's and a critic's fields are PPO's.
     """
-    for kind in set(of_own_fields) - {A2CConfig, CriticConfig}:
+    for kind in set(of_own_fields) - {A2CConfig, CriticConfig, MigrateConfig}:
         config = in_python(kind, least[kind])
         together, by_themselves, names = {}, [], []
         for field in dataclasses.fields(kind):

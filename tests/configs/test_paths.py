@@ -23,7 +23,7 @@ NO_PATHS = {
     "device", "columns", "system_prompt", "lora_targets", "value_freeze", "host", "chat_template_kwargs", "allow",
     "allow_change", "token_env", "allowed_hosts", "track_project", "project", "name", "to", "license", "base_model",
     "language", "message", "tasks", "judge_columns", "extra", "without", "url", "stop_on",
-    "public_url", "criteria", "reason", "batch", "items", "person", "search", "label", "answer", "by",
+    "public_url", "criteria", "reason", "batch", "items", "person", "search", "label", "answer", "by", "version", "arguments",
 }  # fmt: skip
 """Settings that are text."""
 

@@ -24,8 +24,8 @@ def _modules_of_the_site():
 
 
 def children(page):
-    """The pages of a page's toctrees; the list of settings is made when the site is built."""
-    if page == "settings":
+    """The pages of a page's toctrees; the lists of settings are made when the site is built."""
+    if page in ("settings", "peers"):
         return
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):

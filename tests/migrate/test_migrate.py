@@ -201,11 +201,12 @@ def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
     outcome, settings, folder = migrated("数学.py", GRPO, "--processes", "2")
     assert outcome.status == 0
     assert settings | {"rewards": None} == {
-        "data": "题目.jsonl", "seed": 42, "dtype": "bfloat16", "special_tokens": "read", "eval_fraction": 0.0,
-        "model": "Qwen/Qwen3-0.6B",         "output": "runs/数学", "learning_rate": 1e-6, "lr_schedule": "linear", "warmup_steps": 10, "adam_eps": 1e-8,
-        "micro_batch_size": 8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj",
-        "gradient_checkpointing": True,         "max_new_tokens": 256, "steps": 100, "rollout_batch_size": 64, "samples_per_prompt": 8, "minibatch_size": 64,
-        "loss_reduction": "token", "kl_coef": 0.04, "kl_kind": "weighted-k3", "rewards": None,
+        "data": "题目.jsonl", "model": "Qwen/Qwen3-0.6B", "output": "runs/数学", "seed": 42, "dtype": "bfloat16",
+        "special_tokens": "read", "eval_fraction": 0.0, "learning_rate": 1e-6, "lr_schedule": "linear", "warmup_steps": 10,
+        "adam_eps": 1e-8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj", "steps": 100,
+        "gradient_checkpointing": True, "max_new_tokens": 256, "samples_per_prompt": 8, "rollout_batch_size": 64,
+        "minibatch_size": 64, "micro_batch_size": 8, "loss_reduction": "token", "kl_coef": 0.04,
+        "kl_kind": "weighted-k3", "rewards": None,
     }  # fmt: skip
     assert settings["rewards"] == [f"python:{folder / 'rewards.py'}:has_answer", "model:某人/评分"]
     spec = importlib.util.spec_from_file_location("migrated_rewards", folder / "rewards.py")

@@ -246,7 +246,7 @@ COMMANDS = {
     "course": Command(
         "configs.course:CourseConfig",
         "apps.course.commands:show_lessons",
-        "lessons to run as notebooks: list them, start one, check your exercises",
+        "lessons that run as notebooks",
     ),
     "course start": Command(
         "configs.course:CourseStartConfig",

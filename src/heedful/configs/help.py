@@ -106,6 +106,7 @@ FIRST_SCREENS = {
         ("policy", "data", "judge", "second", "eval_fraction", "pairs", "prompts", "n", "max_new_tokens", "micro_batch_size",
          "dtype", "seed", "output", "json"),
     ),
+    "migrate": FirstScreen("train.py"),
     "choose": FirstScreen(
         f"{POLICY_AND_DATA} --rewards model:runs/reward/final --tokens 200000 --output runs/choose",
         ("tokens", "minutes", "seeds", "eval_fraction", "eval_prompts", "samples_per_prompt", *ONLINE_STEP, "learning_rate",

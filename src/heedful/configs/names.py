@@ -58,7 +58,7 @@ def _meanings(name: str, settings: Collection[str]) -> Iterator[tuple[str, tuple
             found.setdefault(ours, []).append((title, one))
     for ours, ones in found.items():
         titles = list(dict.fromkeys(title for title, _ in ones))
-        yield ours, (" and ".join(titles[:MOST]), min((one.note for _, one in ones), key=len))
+        yield ours, (" and ".join(titles[:MOST]), min((one.note for _, one in ones if one.note), key=len, default=""))
 
 
 @cache

@@ -300,7 +300,7 @@ PATHS = (
     "output", "model", "reference", "value_model", "reward_model", "baseline", "adapter", "data", "eval_data",
     "offset_data", "ptx_data", "chat_template", "runs", "resume", "folder", "run", "results", "judge_rubric",
     "judge_cache", "sampler_folder", "python", "project", "backup", "models", "policy", "prompts", "reward_config",
-    "ppo_config", "compare", "best_of_n", "texts",
+    "ppo_config", "compare", "best_of_n", "texts", "file",
 )  # fmt: skip
 """Settings that are paths, or names of models and data sets; such names never begin with ~."""
 REWARDS = (

@@ -167,8 +167,8 @@ def reward_name(reward: Any) -> tuple[str, str]:
 TRL_REWARDS = {
     "accuracy_reward": (
         "verify:math",
-        "Both compare the final answer as mathematics. TRL reads the column solution, and gives no score to records whose own "
-        "answer cannot be read. heedful reads answer (columns answer=solution) and refuses such records.",
+        "Both compare the final answer as mathematics. TRL reads the column solution, and gives no score to a record whose "
+        "own answer cannot be read. heedful reads answer (columns answer=solution) and refuses such records.",
     ),
 }
 """Rewards of TRL that heedful has under another name."""
