@@ -38,8 +38,8 @@ RANGES = {
         "max_held_mb max_kl max_length max_model_len max_new_tokens max_prompt_tokens max_prompts max_queue max_request_mb "
         "max_samples max_steps micro_batch_size micro_batch_tokens minibatch_size n num_layers num_samples overlong_penalty "
         "ppo_epochs processes prompt_tokens prompts ranks receive_timeout replicas responses reward_concurrency "
-        "reward_memory_gb reward_timeout rollout_batch_size rollout_micro_batch_size rollout_micro_batch_tokens rounds samples_per_prompt "
-        "scale score_clip step steps target_entropy temperature tensor_parallel undesirable_weight value_clip_range "
+        "reward_memory_gb reward_timeout rollout_batch_size rollout_micro_batch_size rollout_micro_batch_tokens rounds "
+        "samples_per_prompt scale score_clip step steps target_entropy temperature tensor_parallel undesirable_weight value_clip_range "
         "value_epochs value_learning_rate gae_lambda_alpha eval_samples minutes tokens max_turns environment_timeout"
     ),
     "be at least 0": (
