@@ -437,6 +437,8 @@ def test_openrlhfs_head_that_is_not_there_or_not_the_only_one_is_refused(lm, hea
     folder = copied(folder, tmp_path / "两个头", tensors={"score.weight": weight})
     edit(folder / "config.json", value_head_prefix=None)
     refused(reward, folder, "score.weight and value_head.weight", "set value_head_prefix")
+    folder = copied(folder, tmp_path / "有偏置", tensors={"score.bias": torch.ones(1)}, drop=["value_head"])
+    refused(reward, folder, "score.bias and score.weight", "architectures")  # another library's class of this name
 
 
 def test_openrlhfs_adapters_without_their_head_are_refused(lm, tmp_path):

@@ -121,9 +121,8 @@ def _factory(source: Source) -> OriginHead | None:
     files = [path for name in FACTORY_FILES if (path := Path(source.folder) / name).is_file()]
     if not files:
         return None
-    tensors = {
-        TRL_HEAD + name.removeprefix(TRL_HEAD): x for name, x in _read(files[0]).items()
-    }  # before 0.2 without it
+    # Its versions before 0.2 left the prefix out.
+    tensors = {TRL_HEAD + name.removeprefix(TRL_HEAD): x for name, x in _read(files[0]).items()}
     return _of_trl(tensors, "LLaMA-Factory", str(files[0]))
 
 
@@ -165,25 +164,26 @@ def _openrlhf(source: Source) -> OriginHead | None:
     if source.adapters and own.is_file():  # OpenRLHF writes the configuration beside adapters too
         config = read_object(own, "bring it back")
     named = config.get("value_head_prefix")
-    names = [f"{prefix}.weight" for prefix in ((named,) if named else OPENRLHF_HEADS)]
-    whole = _stored(source.base, *names) | whole_weights(source.adapters)
-    found = [name for name in names if name in whole]
-    adapted = adapted_layers(source.adapters) & {name.removesuffix(".weight") for name in names}
+    names = (named,) if named else OPENRLHF_HEADS
+    whole = _stored(source.base, *(f"{name}." for name in names)) | whole_weights(source.adapters)
+    found = {tensor: x for tensor, x in whole.items() if tensor.partition(".")[0] in names}
+    adapted = adapted_layers(source.adapters) & set(names)
     if adapted:
         raise CheckpointError(
             f"{source.folder}: OpenRLHF's adapters adapt the head {adapted.pop()} too, but OpenRLHF saves no head with "
             "adapters: if it was drawn at random for this training, its scores are lost. If the base is a reward model, "
             "merge the adapters with OpenRLHF: python -m openrlhf.cli.lora_combiner --is_rm"
         )
-    if len(found) != 1:
-        has = " and ".join(found) if found else "none of them"
+    weights = [f"{name}.weight" for name in names]
+    if len(found) != 1 or not set(found) <= set(weights):
         raise CheckpointError(
-            f"{source.folder} is a {OPENRLHF[kind]} of OpenRLHF ({kind}), whose head is {' or '.join(names)}, but its "
-            f"weights have {has}; set value_head_prefix in its config.json to the name of the head, or save the model again"
+            f"{source.folder} says that it is OpenRLHF's ({kind}), whose only head is {' or '.join(weights)}, but its "
+            f"weights have {' and '.join(sorted(found)) or 'none of them'}; set value_head_prefix in its config.json to the "
+            "name of the head, or architectures to what the model is"
         )
     mean, std = _normalisation(config, source.folder)
-    weight = whole[found[0]].float() / std
-    return OriginHead("OpenRLHF", source.folder, weight, -mean / std, scores=kind != "CriticModel")
+    (weight,) = found.values()
+    return OriginHead("OpenRLHF", source.folder, weight.float() / std, -mean / std, scores=kind != "CriticModel")
 
 
 def _normalisation(config: dict[str, Any], name: str) -> tuple[float, float]:
