@@ -1,7 +1,9 @@
 """Scripts written for TRL 0.4 to 0.11 run after their import lines are changed. scripts/ has the classic shapes."""
 
+import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 import heedful
 from heedful.compat.trl import AutoModelForCausalLMWithValueHead
+from launched import environment, free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -107,3 +110,17 @@ def test_multi_adapter(models, monkeypatch):
     assert len(script.all_stats) == 2
     trained = {name for name, weight in script.model.named_parameters() if weight.requires_grad}
     assert {name.split(".")[-2] for name in trained} == {"default", "summary"}
+
+
+@pytest.mark.exhaustive
+def test_processes_hold_the_same_weights_and_average_their_stats(models, tmp_path):
+    """benchmarks/old_ppo/same_steps.py compares two processes with TRL's."""
+    text = (SCRIPTS / "one_rank.py").read_text(encoding="utf-8").replace("from trl", "from heedful.compat.trl")
+    (tmp_path / "script.py").write_text(text, encoding="utf-8")
+    port, command = free_port(), [sys.executable, tmp_path / "script.py", models.gpt2, tmp_path]
+    ranks = [subprocess.Popen(command, env=environment(rank, 2, port)) for rank in range(2)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["seen"] == 2 * 4 * 3
+    assert first["stats"][0]["objective/kl_coef"] != first["stats"][2]["objective/kl_coef"]

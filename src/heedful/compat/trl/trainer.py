@@ -151,7 +151,9 @@ class PPOTrainer:
         self.data_collator = training_data_collator or DataCollatorForLanguageModeling(tokenizer, mlm=False)
         prepare = self.accelerator.prepare
         self.model, self.optimizer, self.lr_scheduler = prepare(model, optimizer, lr_scheduler)
-        self.ref_model = None if ref_model is None else prepare(ref_model)
+        if ref_model is not None:  # no DistributedDataParallel around what has no gradients
+            ref_model = self.accelerator.prepare_model(ref_model, evaluation_mode=True)
+        self.ref_model = ref_model
         self.dataloader = None if dataset is None else self.prepare_dataloader(dataset, data_collator)
         self.kl_ctl, self.running = KLController(config), RunningMoments()
         self.current_device, self.is_distributed = self.accelerator.device, processes > 1
