@@ -40,7 +40,8 @@ RANGES = {
         "ppo_epochs processes prompt_tokens prompts ranks receive_timeout replicas responses reward_concurrency "
         "reward_memory_gb reward_timeout rollout_batch_size rollout_micro_batch_size rollout_micro_batch_tokens rounds "
         "samples_per_prompt scale score_clip step steps target_entropy temperature tensor_parallel undesirable_weight "
-        "value_clip_range value_epochs value_learning_rate gae_lambda_alpha eval_samples minutes tokens max_turns environment_timeout"
+        "value_clip_range value_epochs value_learning_rate gae_lambda_alpha eval_samples "
+        "minutes tokens max_turns environment_timeout"
     ),
     "be at least 0": (
         "async_steps center_coef critic_warmup_steps dynamic_sampling_rounds early_stopping_patience entropy_coef eval_every "
