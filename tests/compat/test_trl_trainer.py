@@ -96,6 +96,15 @@ def test_responses_of_the_reference_are_without_the_adapter(make, folder):
     assert ref_one[0].tolist() == reference[0].tolist()
 
 
+def test_a_reference_that_is_passed_is_the_one_of_an_adapter_too(make, folder):
+    other = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    nn.init.normal_(other.pretrained_model.transformer.wte.weight)
+    kl = [make(peft_config=LORA, ref_model=one).step(*batch())["objective/kl"] for one in (None, other)]
+    assert abs(kl[0] - kl[1]) > 0.1
+    with pytest.warns(UserWarning, match="num_shared_layers has no effect"):
+        make(ref_model=other, num_shared_layers=1)
+
+
 def test_sampling_has_no_dropout_before_and_after_a_step(make):
     """TRL leaves the model in training mode after its first step."""
     trainer, queries = make(peft_config=LORA), tokens("今天", "hello")
@@ -224,6 +233,7 @@ def test_arguments_of_the_trainer_that_are_refused(make, folder):
         ({"tokenizer": unpadded}, ["no pad token", "tokenizer.pad_token = tokenizer.eos_token"]),
         ({"ref_model": nn.Linear(1, 1)}, ["ref_model is a Linear", "from_pretrained(ref_model)"]),
         ({"dataset": ["一", "二"]}, ["dataset is a list", "datasets.Dataset or a torch Dataset"]),
+        ({"dataset": words.to_iterable_dataset()}, ["dataset is a IterableDataset", "a torch Dataset with a length"]),
         ({"dataset": words}, ["drops all columns of the dataset: 文本", "remove_unused_columns=False"]),
         ({"dataset": words.rename_column("文本", "query").select([0])}, ["dataset has 1 rows", "batch_size is 2"]),
         ({"settings": SMALL | {"batch_size": 1, "use_score_scaling": True}}, ["batch_size 1", "deviation"]),

@@ -85,7 +85,8 @@ class PPOTrainer:
     Args:
         config: the settings.
         model: the policy with its value head.
-        ref_model: the reference of the KL penalty. None: the policy without its adapter, or a frozen copy of the policy.
+        ref_model: the reference of the KL penalty. None: the policy without its adapter, or a frozen copy of the policy if it
+            has none.
         tokenizer: it needs a pad token; its padding side is that of the passes of `step`.
         dataset: of ``datasets`` or torch; gives ``dataloader``, in batches of ``batch_size``, shuffled. None: no dataloader.
         optimizer: of the policy's and the value head's weights; None is Adam at ``learning_rate``.
@@ -141,6 +142,8 @@ class PPOTrainer:
             )
         if ref_model is None and not model.is_peft_model:
             ref_model = create_reference_model(model, num_shared_layers)
+        elif num_shared_layers is not None:
+            warnings.warn("num_shared_layers has no effect: the trainer makes no copy of the policy", stacklevel=2)
         if config.gradient_checkpointing:
             disable_dropout(model)  # checkpointing works in training mode only
             checkpoint_layers(
@@ -570,10 +573,11 @@ def _check_arguments(config: Any, model: Any, ref_model: Any, tokenizer: Any, da
         )
     if tokenizer.pad_token_id is None:
         raise ConfigError("PPOTrainer: tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
-    if dataset is not None and not isinstance(dataset, datasets.Dataset | torch.utils.data.Dataset):
+    is_dataset = isinstance(dataset, datasets.Dataset | torch.utils.data.Dataset) and hasattr(dataset, "__len__")
+    if dataset is not None and not is_dataset:
         raise ConfigError(
-            f"PPOTrainer: dataset is a {type(dataset).__name__}; it must be a datasets.Dataset or a torch Dataset. Of a "
-            "DatasetDict take a split: dataset['train']"
+            f"PPOTrainer: dataset is a {type(dataset).__name__}; it must be a datasets.Dataset or a torch Dataset with a "
+            "length. Of a DatasetDict take a split: dataset['train']; a stream needs a loop of the script's own"
         )
     if config.use_score_scaling and config.batch_size == 1:
         raise ConfigError(
