@@ -189,13 +189,22 @@ def smooth(numbers: Sequence[float | None]) -> list[float]:
 
 def curves(groups: Mapping[str, Sequence[Line]], x: str, file: Path) -> None:
     """Success in training over tokens or seconds: a panel for each group and length, a line for each seed."""
+    scale = 1000 if x == "tokens" else 1
     panels_of = [(name, n, lines) for name, lines in groups.items() for n in lines[0]["right"]]
     figure, panels = plt.subplots(1, len(panels_of), figsize=(4.5 * len(panels_of), 4), squeeze=False, sharey=True)
     for axes, (name, n, lines) in zip(panels[0], panels_of, strict=True):
         colours = dict(zip(dict.fromkeys(line["arm"] for line in lines), plt.colormaps["tab10"].colors, strict=False))
         for line in lines:
-            axes.plot(line[x], smooth(line["right"][n]), color=colours[line["arm"]], alpha=0.7, label=line["arm"])
-        axes.set(title=f"{name}, {n} digits", xlabel="sampled tokens" if x == "tokens" else "seconds", ylim=(0, 1))
+            axes.plot(
+                [at / scale for at in line[x]],
+                smooth(line["right"][n]),
+                color=colours[line["arm"]],
+                alpha=0.7,
+                label=line["arm"],
+            )
+        axes.set(
+            title=f"{name}, {n} digits", xlabel="1,000 sampled tokens" if x == "tokens" else "seconds", ylim=(0, 1)
+        )
     panels[0][0].set_ylabel(f"right, mean of {WINDOW} steps")
     names(panels[0][0])
     save(figure, file)
