@@ -206,7 +206,7 @@ def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
         "adam_eps": 1e-8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj", "steps": 100,
         "gradient_checkpointing": True, "max_new_tokens": 256, "samples_per_prompt": 8, "rollout_batch_size": 64,
         "minibatch_size": 64, "micro_batch_size": 8, "loss_reduction": "token", "kl_coef": 0.04,
-        "kl_kind": "weighted-k3", "rewards": None,
+        "kl_kind": "weighted-k3", "save_every": 500, "rewards": None,
     }  # fmt: skip
     assert settings["rewards"] == [f"python:{folder / 'rewards.py'}:has_answer", "model:某人/评分"]
     spec = importlib.util.spec_from_file_location("migrated_rewards", folder / "rewards.py")
@@ -238,7 +238,7 @@ def test_adapters_are_asked_for_their_places(migrated):
     assert (settings["lora_rank"], settings["lora_alpha"]) == (4, 32)
     assert "? ModelConfig.lora_target_modules" in outcome.err
     assert "# lora_targets: ?" in (folder / "dpo.yaml").read_text(encoding="utf-8")
-    assert row(folder, "ModelConfig.lora_dropout")[0] == "Not kept"
+    assert row(folder, "ModelConfig.lora_dropout")[0] == "Without effect on the numbers"  # DPO switches dropout off
 
 
 def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):

@@ -84,28 +84,41 @@ def dtype(run: Translation) -> None:
             run.became(flag, ours)
 
 
-def saving(run: Translation, *, batch_steps: bool = True) -> None:
-    """Checkpoints and evaluations, which the origin counts in optimizer steps."""
+def saving(run: Translation, each: float = 1) -> None:
+    """Checkpoints and evaluations. The origin counts optimizer steps, of which one of heedful's has ``each``."""
     for how, every, ours in (
         ("eval_strategy", "eval_steps", "eval_every"),
         ("save_strategy", "save_steps", "save_every"),
     ):
         old = how.replace("eval_", "evaluation_")
         run.read(how, every, old)
-        strategy = run.value(old) if run.key(old) in run.given else run.value(how)
-        strategy = str(getattr(strategy, "name", strategy)).rpartition(".")[2].lower()
-        count = run.number(every)
-        if run.asks(how, every, ours=ours):
-            continue
         named = old if run.key(old) in run.given else how
-        if strategy == "steps" and count and count >= 1 and batch_steps:
-            run.became(every, run.write(ours, int(count)))
-        elif strategy == "steps" and count:
-            run.row("question", every, f"{ours}: ?", "It counts the optimizer's steps there, and rollout batches here.")
-        elif run.key(named) in run.given and strategy == "epoch":
-            run.row("question", named, f"{ours}: ?", "A number of steps: those of an epoch.")
-        elif run.key(named) in run.given:
-            run.row("none", named, note="heedful evaluates at the start and the end, and saves by time (save_minutes).")
+        given = [name for name in (named, every) if run.key(name) in run.given]
+        if run.asks(named, every, ours=ours):
+            continue
+        strategy, count = strategy_of(run, named), run.number(every)
+        if every == "eval_steps" and count is None and strategy == "steps":
+            count = run.number("logging_steps")
+        if strategy == "steps" and count and count >= 1:
+            written = run.write(ours, max(1, round(count / each)))
+            run.became(every, written, differs=each != 1)
+            if named in given:
+                run.row("kept", named, written)
+        elif strategy == "steps" and given:
+            run.row("question", given[-1], f"{ours}: ?", f"{every} is a share of all steps: heedful counts steps.")
+        elif strategy == "epoch" and given:
+            run.row("question", given[0], f"{ours}: ?", "As many steps as an epoch has.")
+        else:
+            for name in given:
+                run.row(
+                    "none", name, note="heedful evaluates at the start and the end, and saves by time (save_minutes)."
+                )
+
+
+def strategy_of(run: Translation, name: str = "eval_strategy") -> str:
+    """When the origin evaluates or saves: steps, epoch, or no."""
+    value = run.value(name)
+    return str(getattr(value, "name", value)).rpartition(".")[2].lower()
 
 
 TRACKERS = ("wandb", "trackio", "mlflow", "swanlab")

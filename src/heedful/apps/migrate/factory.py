@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from heedful.apps.migrate import common
+from heedful.apps.migrate.source import read_settings
 from heedful.apps.migrate.translate import Origin, Row, Translation, text
 from heedful.configs.peers import peers
 from heedful.errors import ConfigError
-from heedful.files import LARGEST_YAML, shallow
+from heedful.files import shallow
 
 PEER = "llamafactory"
 MARKS = ("stage", "finetuning_type", "template", "dataset", "do_train", "dataset_dir")
@@ -20,37 +21,35 @@ MARKS = ("stage", "finetuning_type", "template", "dataset", "do_train", "dataset
 
 def origin(path: Path) -> Origin:
     """What a file sets. Raises ConfigError."""
-    if not path.is_file() or path.stat().st_size > LARGEST_YAML:
-        what = "too large for settings" if path.is_file() else "a folder" if path.is_dir() else "not there"
-        raise ConfigError(f"{path} is {what}; name a Python script, a notebook, or a YAML file of LLaMA-Factory")
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-        root = yaml.compose(content, Loader=shallow(yaml.SafeLoader))
-        values = yaml.load(content, Loader=shallow(yaml.SafeLoader))
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(values, dict) or not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
+    values = read_settings(path)
+    root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=shallow(yaml.SafeLoader))
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
     _refuse_others(path, values)
-    stage = values.get("stage", "sft")
+    stage = str(values.get("stage", "sft"))
+    if stage == "orpo":  # until 0.7
+        stage, values = "dpo", {"pref_loss": "orpo", "pref_beta": values.pop("orpo_beta", 0.1)} | values
     known = peers()[PEER].trainers
     if stage not in known:
         raise ConfigError(f"{path}: stage {stage!r} is none of {', '.join(known)}")
-    table = peers()[PEER].settings(str(stage))
-    keys = {str(name): next((one for one in table if one.partition(".")[2] == name), str(name)) for name in values}
-    lines = {keys[key.value]: key.start_mark.line + 1 for key, _ in root.value if key.value in keys}
-    given = {keys[str(name)]: _number(value) for name, value in values.items() if name != "stage"}
-    return Origin(PEER, str(stage), given, lines)
+    table = peers()[PEER].settings(stage)
+    keys = {name: next((one for one in table if one.partition(".")[2] == name), name) for name in values}
+    lines = {keys[key.value]: key.start_mark.line + 1 for key, _ in entries if str(key.value) in keys}
+    given = {keys[name]: value for name, value in values.items() if name != "stage"}
+    return Origin(PEER, stage, given, lines)
 
 
 def _refuse_others(path: Path, values: Mapping[Any, Any]) -> None:
     """Raises ConfigError for a file of settings of something else."""
+    if values.get("do_train") is not True and (values.get("do_predict") or values.get("do_eval")):
+        raise ConfigError(
+            f"{path}: it has no do_train, so it trains nothing; see heedful evaluate and heedful sample --help"
+        )
     if "model_name_or_path" in values and any(name in values for name in MARKS):
         return
     others = {
         "axolotl": "base_model" in values,
         "verl": "actor_rollout_ref" in values or "trainer" in values,
-        "TRL, whose YAML does not say the trainer (give its script, with the settings in --arguments)": "model_name_or_path"
+        f"TRL, which does not say the trainer (give its script, with --arguments='--config {path}')": "model_name_or_path"
         in values,
         "heedful already": "model" in values and ("data" in values or "rewards" in values),
     }
@@ -60,16 +59,6 @@ def _refuse_others(path: Path, values: Mapping[Any, Any]) -> None:
         f"{path}: not a file of LLaMA-Factory, which has model_name_or_path and one of {', '.join(MARKS)}{looks}. Of other "
         "libraries docs/peers.md has the names of the settings"
     )
-
-
-def _number(value: Any) -> Any:
-    """YAML reads 1e-5 as a text; LLaMA-Factory's dataclasses read it as a number."""
-    if isinstance(value, str):
-        try:
-            return float(value) if any(one in value for one in "0123456789") else value
-        except ValueError:
-            return value
-    return value
 
 
 def read(run: Translation, path: Path) -> None:
@@ -155,7 +144,7 @@ def _ppo(run: Translation) -> None:
     if run.key("reward_model_type") in run.given:
         run.row("kept" if kind in ("full", "lora") else "question", "reward_model_type")
     common.schedule(run, run.written.get("steps"))
-    common.saving(run, batch_steps=False)
+    common.saving(run)
 
 
 def _adapters(run: Translation) -> None:

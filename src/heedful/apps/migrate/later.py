@@ -1,14 +1,23 @@
 """Scripts that use a trainer of TRL from 0.12 on, and its SFT, DPO and reward trainers before."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from heedful.apps.migrate import common
-from heedful.apps.migrate.objects import adapters, data_name, functions_file, model_name, reward_name
+from heedful.apps.migrate.objects import (
+    adapters,
+    data_name,
+    functions_file,
+    loading,
+    model_name,
+    own_module,
+    reward_name,
+)
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Origin, Row, Translation, text
-from heedful.apps.migrate.values import Function, Made, Named, shown
+from heedful.apps.migrate.values import Function, Made, Named, same, shown, unsettled
 from heedful.configs.peers import peers
 
 PEER = "trl"
@@ -36,7 +45,7 @@ IMPORTANCE = (
 
 def trainers(script: Script) -> list[Made]:
     """The trainers of TRL that a script makes, but PPOTrainers of which it calls ``step``."""
-    known = {one.name or name for name, one in peers()[PEER].trainers.items()}
+    known = {one.name or name for name, one in peers()[PEER].trainers.items()} | {"PPOv2Trainer"}
     stepped = [one.of for one in script.calls if one.name == ".step"]
     return [one for one in script.calls if one.name.startswith("trl") and one.last in known and one not in stepped]
 
@@ -44,7 +53,7 @@ def trainers(script: Script) -> list[Made]:
 def kind_of(trainer: Made) -> str:
     """The trainer's entry in the table: RLOOTrainer of before 0.22 has one of its own."""
     is_old = trainer.last == "RLOOTrainer" and bool({"policy", "reward_model", "config"} & set(trainer.kwargs))
-    return "OldRLOOTrainer" if is_old else trainer.last
+    return "OldRLOOTrainer" if is_old else trainer.last.replace("PPOv2", "PPO")
 
 
 def origin(trainer: Made, script: Script) -> Origin:
@@ -78,15 +87,20 @@ def origin(trainer: Made, script: Script) -> Origin:
             for name in taken:
                 script.left_over.pop(name, None)
     lora = adapters(arguments.get("model"), arguments.pop("peft_config", None))
-    if isinstance(lora, Made) and lora.last == "LoraConfig":
+    if isinstance(lora, Made) and lora.last in ("LoraConfig", "get_peft_model"):
         sections.add("LoraConfig")
-        take(
-            dict(zip(("task_type", "peft_type"), lora.args, strict=False)) | lora.kwargs,
-            ("LoraConfig",),
-            lora.lines,
-            lora.line,
-        )
+        placed = dict(zip(("task_type", "peft_type"), lora.args, strict=False)) if lora.last == "LoraConfig" else {}
+        given = {name: value for name, value in lora.kwargs.items() if name != "model"}
+        take(placed | given, ("LoraConfig",), lora.lines, lora.line)
         found["arguments.peft_config"], lines["arguments.peft_config"] = lora, lora.line
+    elif lora is not None and not (isinstance(lora, Made) and lora.last == "get_peft_config"):
+        found["arguments.peft_config"], lines["arguments.peft_config"] = lora, trainer.line
+    call = loading(arguments.get("model", arguments.get("policy")))
+    kwargs = found.get(next((name for name in found if name.endswith(".model_init_kwargs")), ""))
+    sections.add("model")
+    for made in ({} if call is None else call.kwargs, kwargs if isinstance(kwargs, dict) else {}):
+        where, line = ({}, trainer.line) if call is None else (call.lines, call.line)
+        take({name: one for name, one in made.items() if one is not None}, ("model",), where, line)
     bits = next((one for one in script.calls if one.last == "BitsAndBytesConfig"), None)
     if bits is not None:
         sections.add("BitsAndBytesConfig")
@@ -97,25 +111,29 @@ def origin(trainer: Made, script: Script) -> Origin:
         trainer.lines,
         trainer.line,
     )
-    return Origin(PEER, kind, found, lines, frozenset(sections))
+    is_general = isinstance(config, Made) and config.last == "TrainingArguments"
+    shown_version = "0.12" if trainer.last == "PPOv2Trainer" else ""
+    first = "TrainingArguments" if is_general else ""
+    return Origin(PEER, kind, found, lines, frozenset(sections), first, shown_version)
 
 
 def _section(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> bool:
     return any(f"{section}.{name}" in table for section in among)
 
 
-def read(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
+def read(run: Translation, trainer: Made, script: Script, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
-    run.read(
-        "arguments.peft_config",
-        "arguments.quantization_config",
-        "resume_from_checkpoint",
-        "run_name",
-        "log_completions",
-    )
-    for name in ("resume_from_checkpoint", "run_name", "log_completions"):
+    made_by = trainer.made_by
+    if made_by is not None and made_by.methods:
+        said = f"It has its own {', '.join(made_by.methods)}: heedful's trainer does what {trainer.last} does."
+        run.rows.append(Row("lost", f"class {made_by.name}({trainer.last})", "", "", said, trainer.line))
+    unused = ("resume_from_checkpoint", "run_name", "log_completions")
+    run.read("arguments.quantization_config", *unused)
+    for name in unused:
         if run.key(name) in run.given:
             run.row("none", name)
+    if "arguments.quantization_config" in run.given:
+        run.row("none", "arguments.quantization_config", note="See BitsAndBytesConfig.")
     _models(run, script, files, output)
     _data(run)
     _lora(run)
@@ -142,7 +160,7 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
     for name in ("arguments.ref_model", "arguments.ref_policy"):
         if name in run.given:
             reference = model_name(run.value(name))
-            is_same = reference == named or "create_reference_model" in shown(run.value(name))
+            is_same = same(reference, named) or "create_reference_model" in shown(run.value(name))
             known = isinstance(reference, str) or is_same
             mine = "" if is_same else run.write("reference", reference) if known else "reference: ?"
             run.row(
@@ -172,26 +190,30 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     value = run.value(key) if key else run.value("reward_model_path")
     rewards = value if isinstance(value, list | tuple) else [] if value is None else [value]
     functions = [one for one in rewards if isinstance(one, Function) and not one.name.startswith("a ")]
-    library = [one for one in rewards if isinstance(one, Named) and not reward_name(one)[0]]
+    library = [
+        one for one in rewards if isinstance(one, Named) and not reward_name(one)[0] and not own_module(script, one)
+    ]
+    line = run.origin.lines.get(key)
     names: list[str] = []
     for one in rewards:
         if one in functions or one in library:
             names.append(f"python:{output / REWARDS}:{one.name.rpartition('.')[2]}")
+        elif isinstance(one, Named) and own_module(script, one):
+            names.append(f"python:{own_module(script, one)}:{one.last}")
         else:
             name, note = reward_name(one)
             names += [name] if name else []
             if note:
                 fate = "differs" if name else "question"
-                run.rows.append(Row(fate, f"reward {shown(one)}", "", name, note, run.origin.lines.get(key)))  # type: ignore[arg-type]
+                run.rows.append(Row(fate, f"reward {shown(one):.100}", "", name or "rewards: ?", note, line))  # type: ignore[arg-type]
     if functions or library:
-        imports = "".join(
-            f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library
-        )
-        files[REWARDS] = (
-            imports
-            + ("\n\n" if imports and functions else "")
-            + (functions_file(script, functions) if functions else "")
-        )
+        imports = "".join(f"from {one.name.rpartition('.')[0]} import {one.last}\n" for one in library)
+        copied, missing = functions_file(script, functions) if functions else ("", [])
+        files[REWARDS] = imports + ("\n\n" if imports and functions else "") + copied
+        if missing:
+            read = ", ".join(missing)
+            said = f"The functions read {read}, which the script makes as it runs: give them values in the file."
+            run.rows.append(Row("question", REWARDS, read, "", said, line))
     if names:
         run.write("rewards", names)
         run.row("kept", key or "reward_model_path", f"rewards: {text(names)}")
@@ -216,7 +238,8 @@ def _data(run: Translation) -> None:
     run.read(
         "dataset_name", "dataset_train_split", "dataset_test_split", "arguments.train_dataset", "arguments.eval_dataset"
     )
-    evaluates = str(run.value("eval_strategy")).rpartition(".")[2].lower() not in ("no", "none")
+    old = "TrainingArguments.evaluation_strategy"
+    evaluates = common.strategy_of(run, old if old in run.given else "eval_strategy") not in ("no", "none")
     for name, ours in (("arguments.train_dataset", "data"), ("arguments.eval_dataset", "eval_data")):
         if name not in run.given or (ours == "eval_data" and not evaluates and run.command != "ppo"):
             if name in run.given:
@@ -229,67 +252,76 @@ def _data(run: Translation) -> None:
             run.row("kept", name, f"data: {run.written.get('data', '?')}")
 
 
+OWN = ("lora_r", "ModelConfig.lora_alpha", "ModelConfig.lora_dropout", "lora_target_modules", "ModelConfig.use_rslora")
+PEFT = (
+    "LoraConfig.r", "LoraConfig.lora_alpha", "LoraConfig.lora_dropout", "LoraConfig.target_modules", "LoraConfig.use_rslora",
+)  # fmt: skip
+"""TRL's settings of adapters, and PEFT's."""
+
+
 def _lora(run: Translation) -> None:
     """Adapters, of a LoraConfig or of TRL's own settings."""
-    mine = (
-        "use_peft",
-        "lora_r",
-        "ModelConfig.lora_alpha",
-        "ModelConfig.lora_dropout",
-        "lora_target_modules",
-        "ModelConfig.use_rslora",
-    )
-    theirs = (
-        "LoraConfig.r",
-        "LoraConfig.lora_alpha",
-        "LoraConfig.lora_dropout",
-        "LoraConfig.target_modules",
-        "LoraConfig.use_rslora",
-    )
-    bits = ("ModelConfig.load_in_4bit", "BitsAndBytesConfig.load_in_4bit", "BitsAndBytesConfig.bnb_4bit_compute_dtype")
-    run.read(*mine, *theirs, *bits)
-    is_own = "arguments.peft_config" in run.given
-    if not is_own and run.value("use_peft") is not True:
-        for name in mine:
+    flag, bits = "arguments.peft_config", ("ModelConfig.load_in_4bit", "BitsAndBytesConfig.load_in_4bit")
+    dtype = "BitsAndBytesConfig.bnb_4bit_compute_dtype"
+    run.read("use_peft", *OWN, *PEFT, *bits, flag, dtype)
+    if dtype in run.given:
+        run.row("none", dtype)
+    is_peft = flag in run.given
+    if is_peft and not isinstance(run.value(flag), Made):
+        run.row("question", flag, "lora_rank: ?", "Only a run can tell whether there are adapters, and which.")
+    elif is_peft or run.value("use_peft") is True:
+        if is_peft:
+            run.row("kept", flag, "", "See LoraConfig.")
+        _adapters(run, PEFT if is_peft else OWN)
+        for name in bits:
+            if run.value(name) is True:
+                run.became(name, run.write("quantize", "4bit"))
+    else:
+        for name in ("use_peft", *OWN):
             if run.key(name) in run.given:
                 run.row("none", name, note="use_peft is not given, so every weight is trained.")
-        return
-    rank, alpha, dropout, targets, scaled = theirs if is_own else mine[1:]
-    if run.asks(rank, alpha, ours="lora_rank"):
-        return
+
+
+def _adapters(run: Translation, names: Sequence[str]) -> None:
+    rank, alpha, dropout, targets, scaled = names
+    if run.key("use_peft") in run.given and rank in OWN:
+        run.row("kept", "use_peft", "", "See lora_r.")
     numbers = run.number(rank), run.number(alpha)
-    if numbers[0] is not None and numbers[1] is not None:
+    if not run.asks(rank, alpha, ours="lora_rank") and numbers[0] is not None and numbers[1] is not None:
         factor = numbers[0] ** 0.5 if run.value(scaled) is True else 1.0
         run.became(rank, run.write("lora_rank", int(numbers[0])))
         run.became(alpha, run.write("lora_alpha", numbers[1] * factor))
     wanted = run.value(targets)
     if wanted is None:
         run.row("question", targets, "lora_targets: ?")
-    elif isinstance(wanted, str | list | tuple) and not run.asks(targets, ours="lora_targets"):
-        run.became(
-            targets, run.write("lora_targets", wanted if isinstance(wanted, str) else ",".join(map(str, wanted)))
-        )
-    if run.number(dropout):
-        run.row("lost", dropout)
+    elif not run.asks(targets, ours="lora_targets"):
+        whole = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
+        run.became(targets, run.write("lora_targets", whole))
+    share = run.number(dropout)
+    if not run.asks(dropout, ours="lora_dropout") and share and "lora_dropout" in run.hints:
+        run.became(dropout, run.write("lora_dropout", share))
+    elif share:
+        run.row("lost" if run.command == "grpo" else "none", dropout)
     if run.key(scaled) in run.given:
         run.row("kept", scaled)
-    for name in bits[:2]:
-        if run.value(name) is True:
-            run.became(name, run.write("quantize", "4bit"))
-    if bits[2] in run.given:
-        run.row("none", bits[2])
 
 
 def _model_kwargs(run: Translation) -> None:
     """The dtype of the weights."""
-    names = ("model_init_kwargs", "ModelConfig.dtype", "ModelConfig.torch_dtype")
-    run.read(*names)
+    names = ("model.dtype", "model.torch_dtype", "ModelConfig.dtype", "ModelConfig.torch_dtype")
+    bits, whole = "model.load_in_4bit", "model_init_kwargs"
+    run.read(*names, bits, whole)
+    if run.value(bits) is True:
+        run.row("kept" if "lora_rank" in run.written else "lost", bits,
+                run.write("quantize", "4bit") if "lora_rank" in run.written else "")  # fmt: skip
+    if run.key(whole) in run.given:
+        is_read = isinstance(run.value(whole), dict)
+        run.row("none" if is_read else "question", whole, note="See the rows of model." if is_read else None)
     for name in names:
-        if run.key(name) not in run.given:
+        if run.key(name) not in run.given or run.asks(name, ours="weights_dtype"):
             continue
         value = run.value(name)
-        kind = (value.get("dtype", value.get("torch_dtype")) if isinstance(value, dict) else value) or ""
-        kind = (kind.name if isinstance(kind, Named) else str(kind)).rpartition(".")[2]
+        kind = (value.name if isinstance(value, Named) else str(value or "")).rpartition(".")[2]
         if "lora_rank" in run.written:
             run.row("none", name, note="heedful trains adapters in float32; --dtype is that of the products.")
         elif kind in ("bfloat16", "float16"):
@@ -330,20 +362,25 @@ def _rollouts(run: Translation) -> None:
     run.became("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
     source = next((name for name in sizes[:3] if run.key(name) in run.given), sizes[0])
     run.became(source, run.write("rollout_batch_size", rollout))
-    _steps(run, rollout, max(1, round(rollout / minibatch)))
-    common.saving(run, batch_steps=False)
+    samples = run.number("num_generations") or 1 if run.trainer in ("GRPOTrainer", "RLOOTrainer") else per_prompt
+    updates = max(1, round(rollout / minibatch)) * (run.number("num_iterations") or 1)
+    counts_batches = run.trainer in ("PPOTrainer", "OldRLOOTrainer")
+    _steps(run, rollout, samples, updates)
+    common.saving(run, 1 if counts_batches else updates)
     common.schedule(run, run.written.get("steps"))
 
 
-def _steps(run: Translation, rollout: int, updates: int) -> None:
+def _steps(run: Translation, rollout: int, samples: float, updates: float) -> None:
+    """Rollout batches, of ``samples`` responses to each prompt and with ``updates`` optimizer steps each."""
     if run.asks("max_steps", "total_episodes", "num_train_epochs", ours="steps"):
         return
     most, episodes = run.number("max_steps"), run.number("total_episodes")
-    passes = run.number("num_iterations") or 1
+    if run.trainer in ("PPOTrainer", "OldRLOOTrainer"):
+        most = None
+        if run.key("max_steps") in run.given:
+            run.row("none", "max_steps", note="This trainer does not read it: its epochs or episodes end the run.")
     if most is not None and most > 0:
-        run.became(
-            "max_steps", run.write("steps", max(1, round(most / (updates * passes)))), differs=updates * passes > 1
-        )
+        run.became("max_steps", run.write("steps", max(1, round(most / updates))), differs=updates > 1)
     elif episodes:
         run.became("total_episodes", run.write("steps", -(-int(episodes) // rollout)))
     else:
@@ -351,7 +388,8 @@ def _steps(run: Translation, rollout: int, updates: int) -> None:
             "question",
             "num_train_epochs",
             "steps: ?",
-            f"{run.number('num_train_epochs'):g} times all responses, over {rollout}.",
+            f"{run.number('num_train_epochs'):g} times the number of prompts, over {rollout / samples:g}, the prompts of a "
+            "rollout batch.",
         )
 
 
@@ -362,11 +400,12 @@ def _sft(run: Translation) -> None:
         run.became(assistant, run.write("loss_on", "response"))
     elif isinstance(run.value(on), bool):
         run.became(on, run.write("loss_on", "response" if run.value(on) else "all"))
-    else:
+    elif run.key(field) not in run.given:
         run.row("question", on, "loss_on: ?")
     name = run.value(field)
-    if isinstance(name, str) and name != "text" and run.key(field) in run.given:
-        run.became(field, run.write("columns", f"text={name}"))
+    if run.key(field) in run.given and not run.asks(field, ours="columns"):
+        is_text = name in ("text", "", None)
+        run.row("kept", field, "" if is_text else run.write("columns", f"text={name}"), "" if is_text else None)
     if run.key(more) in run.given:
         run.row("question", more)
 
@@ -406,16 +445,16 @@ def _dpo(run: Translation) -> None:
 def _grpo(run: Translation) -> None:
     _vllm(run)
     if run.trainer != "GRPOTrainer":
-        run.read("reward_clip_range", "chat_template_kwargs", "max_prompt_length")
+        run.read("reward_clip_range")
+        _prompts(run)
         return
     run.read(
         "loss_type",
         "epsilon_high",
-        "max_prompt_length",
         "use_adaptive_entropy",
         "entropy_target",
-        "chat_template_kwargs",
     )
+    _prompts(run)
     run.read("max_tool_calling_iterations")
     kind = run.value("loss_type")
     table = run.table[run.key("loss_type")].values
@@ -429,20 +468,31 @@ def _grpo(run: Translation) -> None:
     high = run.number("epsilon_high")
     if high is not None:
         run.became("epsilon_high", run.write("clip_range_high", high - 1 if kind == "cispo" else high))
-    longest = run.number("max_prompt_length")
-    if longest is not None:
-        run.write("too_long", "truncate")
-        run.became("max_prompt_length", run.write("max_prompt_tokens", int(longest)), differs=True)
     if run.value("use_adaptive_entropy") is True:
         run.became("entropy_target", run.write("target_entropy", run.number("entropy_target")), differs=True)
     turns = run.number("max_tool_calling_iterations")
     if turns is not None and run.key("max_tool_calling_iterations") in run.given:
         run.row("kept", "max_tool_calling_iterations", run.write("max_turns", int(turns) + 1))
-    if isinstance(run.value("chat_template_kwargs"), dict):
-        run.row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
     for name, ours in (("tools", "environment"), ("environment_factory", "environment"), ("rollout_func", "sampler")):
         if run.read(f"arguments.{name}"):
             run.row("question", f"arguments.{name}", f"{ours}: ?")
+
+
+def _prompts(run: Translation) -> None:
+    """The prompts' length, and what their template is given."""
+    variables = run.value("chat_template_kwargs")
+    run.read("max_prompt_length", "chat_template_kwargs")
+    longest = run.number("max_prompt_length")
+    if not run.asks("max_prompt_length", ours="max_prompt_tokens") and longest is not None:
+        run.write("too_long", "truncate")
+        run.became("max_prompt_length", run.write("max_prompt_tokens", int(longest)), differs=True)
+    elif run.key("max_prompt_length") in run.given and run.value("max_prompt_length") is None:
+        run.row("none", "max_prompt_length", note="Without it prompts are whole, as in heedful.")
+    if run.key("chat_template_kwargs") in run.given and variables is not None:
+        if isinstance(variables, dict) and not unsettled(list(variables.values())):
+            run.row("kept", "chat_template_kwargs", run.write("chat_template_kwargs", json.dumps(variables)), "")
+        else:
+            run.row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
 
 
 def _vllm(run: Translation) -> None:

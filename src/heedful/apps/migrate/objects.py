@@ -1,6 +1,7 @@
 """Models, data and reward functions that a script makes: as heedful names them."""
 
 import ast
+import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from heedful.apps.migrate.values import Function, Made, Named, shown
 
 FILES = ("json", "csv", "parquet", "arrow", "text")
 """What ``load_dataset`` reads from files."""
+UNCHANGED_MODELS = (".to", ".cuda", ".eval", ".train", ".half", ".float", ".bfloat16", ".merge_and_unload")
+"""Methods that return the model itself."""
 UNCHANGED = ("set_format", "with_format", "shuffle", "[]", "to_iterable_dataset", "flatten_indices")
 """Methods that leave the records as they are."""
 
@@ -16,17 +19,31 @@ UNCHANGED = ("set_format", "with_format", "shuffle", "[]", "to_iterable_dataset"
 def model_name(model: Any) -> Any:
     """The name of the model that is loaded, through models that wrap it and ``.to(device)``; or what stands there."""
     while isinstance(model, Made):
-        if model.last in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
-            named = {"pretrained_model_name_or_path", "model", "model_name"} & set(model.kwargs)
-            inner = model.args[0] if model.args else model.kwargs[named.pop()] if named else None
-            if inner is None:
-                return model
-            model = inner
-        elif model.name in (".to", ".cuda", ".eval", ".train", ".merge_and_unload") and model.of is not None:
-            model = model.of
-        else:
+        inner = _inside(model)
+        if inner is None:
             return model
+        model = inner
     return model
+
+
+def loading(model: Any) -> Made | None:
+    """The call of ``from_pretrained`` that loads a model."""
+    while isinstance(model, Made):
+        if model.last == "from_pretrained" and not isinstance(_inside(model), Made):
+            return model
+        model = _inside(model)
+    return None
+
+
+def _inside(model: Made) -> Any:
+    """What a model wraps or is loaded from; None if it is made otherwise."""
+    if model.last in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+        named = [one for one in ("pretrained_model_name_or_path", "model", "model_name") if one in model.kwargs]
+        return model.args[0] if model.args else model.kwargs[named[0]] if named else None
+    is_pair = (
+        model.name == "[]" and model.args == [0] and isinstance(model.of, Made) and model.of.last == "from_pretrained"
+    )
+    return model.of if is_pair or model.name in UNCHANGED_MODELS else None
 
 
 def data_name(data: Any) -> tuple[str, str]:
@@ -77,53 +94,69 @@ def _loaded(call: Made, split: str) -> str:
     return f"{path}:{given}" if given and given != "train" else str(path)
 
 
-def adapters(model: Any, given: Any) -> Made | None:
-    """The LoraConfig of a trainer or of its model."""
+def adapters(model: Any, given: Any) -> Any:
+    """The LoraConfig of a trainer or of its model, or Unsloth's call that has the same arguments; or what stands there."""
     if isinstance(given, Made):
         return given
     while isinstance(model, Made):
         if isinstance(model.kwargs.get("peft_config"), Made):
             return model.kwargs["peft_config"]
-        if model.last == "get_peft_model" and len(model.args) > 1 and isinstance(model.args[1], Made):
-            return model.args[1]
-        model = model.args[0] if model.args else None
-    return None
+        if model.last == "get_peft_model":
+            second = model.args[1] if len(model.args) > 1 else model.kwargs.get("peft_config", model)
+            return second if isinstance(second, Made) else None
+        model = _inside(model)
+    return given
 
 
-def functions_file(script: Script, wanted: Sequence[Function]) -> str:
+def functions_file(script: Script, wanted: Sequence[Function]) -> tuple[str, list[str]]:
     """Functions of the script as a file of their own: with the imports, values and functions at its top level that they read.
 
     It holds the script's text as it is; nothing of it has run.
+
+    Returns the file, and the names that the functions read and that it does not have.
     """
-    top: dict[str, ast.stmt] = {}
+    top: dict[str, list[ast.stmt]] = {}
     for node in script.tree.body:
         for name in _bound(node):
-            top[name] = node
+            top.setdefault(name, []).append(node)
     needed: dict[int, ast.stmt] = {}
     left: list[ast.AST] = [one.node for one in wanted]
     nested = [one.node for one in wanted if one.node not in script.tree.body and isinstance(one.node, ast.stmt)]
     seen: set[str] = set()
+    missing: set[str] = set()
     while left:
-        for name in {one.id for one in ast.walk(left.pop()) if isinstance(one, ast.Name)} - seen:
+        node = left.pop()
+        for name in _read_names(node) - seen:
             seen.add(name)
-            if name in top and top[name].lineno not in needed:
-                needed[top[name].lineno] = top[name]
-                left.append(top[name])
+            bound = top.get(name, [])
+            usable = [one for one in bound if not _is_of_a_run(one)]
+            is_nowhere = not bound and not hasattr(builtins, name) and name not in {one.name for one in wanted}
+            if is_nowhere or len(usable) < len(bound):
+                missing.add(name)
+            for one in usable:
+                if one.lineno not in needed:
+                    needed[one.lineno] = one
+                    left.append(one)
     for one in wanted:
         if isinstance(one.node, ast.stmt):
             needed[one.node.lineno] = one.node
-    parts = [_dedented(script, needed[line], needed[line] in nested) for line in sorted(needed)]
-    imports = [
-        text
-        for line, text in zip(sorted(needed), parts, strict=True)
-        if isinstance(needed[line], ast.Import | ast.ImportFrom)
-    ]
-    others = [
-        text
-        for line, text in zip(sorted(needed), parts, strict=True)
-        if not isinstance(needed[line], ast.Import | ast.ImportFrom)
-    ]
-    return "\n".join(imports) + ("\n\n\n" if imports else "") + "\n\n\n".join(others) + "\n"
+    parts = {line: _dedented(script, needed[line], needed[line] in nested) for line in sorted(needed)}
+    imports = [part for line, part in parts.items() if isinstance(needed[line], ast.Import | ast.ImportFrom)]
+    others = [part for line, part in parts.items() if not isinstance(needed[line], ast.Import | ast.ImportFrom)]
+    content = "\n".join(imports) + ("\n\n\n" if imports and others else "") + "\n\n\n".join(others) + "\n"
+    return content, sorted(missing)
+
+
+def _read_names(node: ast.AST) -> set[str]:
+    """Names that a statement reads and does not bind itself, those of annotations too."""
+    inside = list(ast.walk(node))
+    bound = {one.id for one in inside if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+    bound |= {one.arg for one in inside if isinstance(one, ast.arg)}
+    bound |= {one.name for one in inside if isinstance(one, ast.ExceptHandler) and one.name}
+    bound |= {name for one in inside if isinstance(one, ast.stmt) and one is not node for name in _bound(one)}
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    read = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return read - bound if is_function else read
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -136,8 +169,36 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         case ast.Assign():
             for target in node.targets:
                 yield from (one.id for one in ast.walk(target) if isinstance(one, ast.Name))
-        case ast.AnnAssign(target=ast.Name() as target):
+        case ast.AnnAssign(target=ast.Name() as target) | ast.AugAssign(target=ast.Name() as target):
             yield target.id
+        case ast.Expr(value=ast.Call(func=ast.Attribute() as function)):  # WORDS.append("good")
+            yield from (one.id for one in ast.walk(function) if isinstance(one, ast.Name))
+        case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.stmt):
+                    yield from _bound(child)
+                elif isinstance(child, ast.ExceptHandler):
+                    yield from (name for one in child.body for name in _bound(one))
+
+
+def _is_of_a_run(node: ast.stmt) -> bool:
+    """Whether a statement at the top level belongs to the script's run: its main part, its command line, or TRL."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name) and one.id == "__name__":
+            return not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.Expr)
+        if isinstance(one, ast.Attribute) and one.attr.startswith("parse_") and "arg" in one.attr:
+            return not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if isinstance(one, ast.ImportFrom) and (one.module or "").partition(".")[0] == "trl":
+            return True
+        if isinstance(one, ast.Import) and any(name.name.partition(".")[0] == "trl" for name in one.names):
+            return True
+        if (
+            isinstance(one, ast.Attribute)
+            and one.attr == "train"
+            and not isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ):
+            return True
+    return False
 
 
 def _dedented(script: Script, node: ast.stmt, is_nested: bool) -> str:
@@ -147,21 +208,22 @@ def _dedented(script: Script, node: ast.stmt, is_nested: bool) -> str:
     return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
 
 
+def own_module(script: Script, named: Named) -> str:
+    """The file beside the script that a name is imported from; empty if it is another library's."""
+    module = named.name.strip(".").rpartition(".")[0].replace(".", "/")
+    found = [script.path.parent / f"{module}{end}" for end in (".py", "/__init__.py")] if module else []
+    return next((str(one) for one in found if one.is_file()), "")
+
+
 def reward_name(reward: Any) -> tuple[str, str]:
     """heedful's name of a reward, empty if it has none, and what differs."""
     if isinstance(reward, str):
         return f"model:{reward}", ""
     if isinstance(reward, Made) and isinstance(model_name(reward), str):
         return f"model:{model_name(reward)}", ""
-    if isinstance(reward, Named):
-        return TRL_REWARDS.get(
-            reward.name.rpartition(".")[2],
-            (
-                "",
-                f"{reward.name} is a function of a library: call it in a function of a file, python:FILE.py:FUNCTION.",
-            ),
-        )
-    return "", f"{shown(reward)}: put the function into a file, and name it python:FILE.py:FUNCTION."
+    if isinstance(reward, Named) and reward.last in TRL_REWARDS and reward.name.startswith("trl."):
+        return TRL_REWARDS[reward.last]
+    return "", f"{shown(reward):.100}: put the function into a file, and name it python:FILE.py:FUNCTION."
 
 
 TRL_REWARDS = {

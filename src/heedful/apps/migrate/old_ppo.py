@@ -11,6 +11,8 @@ from heedful.apps.migrate.translate import Origin, Row, Translation
 from heedful.apps.migrate.values import Made, shown, unsettled
 
 COMPAT = "heedful.compat.trl"
+IMPORT_UTILS = ("is_npu_available", "is_xpu_available")
+"""Names of heedful.compat.trl.import_utils."""
 PLACES = (
     "config", "model", "ref_model", "tokenizer", "dataset", "optimizer", "data_collator", "num_shared_layers", "lr_scheduler",
 )  # fmt: skip
@@ -87,6 +89,8 @@ def read(run: Translation, trainer: Made, step: Made) -> None:
         "A function that returns a number for each completion, python:FILE.py:FUNCTION; or a reward model, model:NAME."
     )
     run.rows.append(Row("question", "the scores", shown(scores), "rewards: ?", said, step.line))
+    said = f"How many batches the script's loop makes; left out, heedful makes {run.settings.steps}."
+    run.rows.append(Row("question", "the loop", "", "steps: ?", said, step.line))
     if run.read("PPOTrainer.ref_model"):
         reference = model_name(run.value("PPOTrainer.ref_model"))
         same = reference == name and isinstance(name, str)
@@ -130,7 +134,9 @@ def _kl(run: Translation) -> None:
         run.row("question", adaptive, "kl_target: ?")
     elif is_adaptive:
         ours = run.write("kl_target", run.value(target))
-        run.row("kept" if adaptive in run.given or target in run.given else "default", target, ours)
+        if adaptive in run.given:
+            run.row("kept", adaptive, ours)
+        run.row("kept" if target in run.given else "default", target, ours)
         run.row(
             "kept" if horizon in run.given else "default",
             horizon,
@@ -148,17 +154,29 @@ def _kl(run: Translation) -> None:
     elif run.value(stop) and run.number(limit) is not None:
         ours = run.write("approx_kl_limit", round(1.5 * (run.number(limit) or 0), 6))
         run.row("differs", limit, ours)
-    elif limit in run.given:
-        run.row("none", limit, note="early_stopping is False, so it does nothing.")
+        run.row("kept", stop, ours)
+    else:
+        for name in (stop, limit):
+            if name in run.given:
+                run.row("none", name, note="early_stopping is False, so nothing stops early.")
 
 
 def _sampling(run: Translation) -> None:
     lengths, sampled, end = "generate.length_sampler", "generate.do_sample", "generate.eos_token_id"
-    if run.read(lengths):
-        sampler = run.value(lengths)
+    drawn = run.value("generate.max_new_tokens")
+    if isinstance(drawn, Made) and drawn.name == "a length":
+        lengths = "generate.max_new_tokens"
+    if lengths in run.given:
+        run.read(lengths)
+        sampler = drawn.of if isinstance(drawn, Made) and drawn.name == "a length" else run.value(lengths)
         bounds = [*sampler.args, *sampler.kwargs.values()] if isinstance(sampler, Made) else []
         if len(bounds) == 2 and isinstance(bounds[1], int):
-            run.row("differs", lengths, run.write("max_new_tokens", bounds[1] - 1))
+            run.row(
+                "differs",
+                lengths,
+                run.write("max_new_tokens", bounds[1] - 1),
+                run.table["generate.length_sampler"].note,
+            )
         else:
             run.row("question", lengths, "max_new_tokens: ?")
     if run.read(sampled) and run.value(sampled) is True:
@@ -194,12 +212,15 @@ def rewritten(script: Script) -> tuple[str, list[Row]]:
     edits: list[tuple[ast.stmt, str]] = []
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
-            names = [f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names]
-            missing = [one.name for one in node.names if one.name != "*" and one.name not in there]
+            modules: dict[str, list[str]] = {}
+            for one in node.names:
+                home = f"{COMPAT}.import_utils" if one.name in IMPORT_UTILS else COMPAT
+                modules.setdefault(home, []).append(f"{one.name} as {one.asname}" if one.asname else one.name)
+            missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
             rows += [
                 Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing
             ]
-            edits.append((node, f"from {COMPAT} import {', '.join(names)}"))
+            edits.append((node, "; ".join(f"from {home} import {', '.join(names)}" for home, names in modules.items())))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_imported(node))))
     for node, text in sorted(edits, key=lambda one: (-one[0].lineno, -one[0].col_offset)):

@@ -10,7 +10,7 @@ import yaml
 from heedful.apps.migrate import factory, later, old_ppo
 from heedful.apps.migrate.report import report
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.source import read_source
+from heedful.apps.migrate.source import read_settings, read_source
 from heedful.apps.migrate.translate import Origin, Row, Translation
 from heedful.configs.migrate import MigrateConfig
 from heedful.configs.peers import Peer, peers
@@ -40,7 +40,7 @@ def migrate(config: MigrateConfig) -> Path:
 
 
 def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
-    script = Script(config.file, read_source(config.file), read_arguments(config.arguments), _default)
+    script = Script(config.file, read_source(config.file), _with_file(read_arguments(config.arguments)), _default)
     files: dict[str, str] = {}
     done: list[str] = []
     runs: list[tuple[str, Translation]] = []
@@ -61,9 +61,14 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
             f"`heedful ppo {output / 'ppo.yaml'}` is a run of heedful's own, which resumes, evaluates and has a report. "
             "Its numbers are heedful's: what differs is below.",
         ]
+    if script.parses and not config.arguments:
+        done.append(
+            "The script reads a command line, and none was given: where it says nothing, its defaults are below. With "
+            '`--arguments="--learning_rate 1e-5"` and so on heedful migrate takes them.'
+        )
     for number, trainer in enumerate(trainers, 1):
         run = _begun(config, later.origin(trainer, script))
-        later.read(run, script, files, output)
+        later.read(run, trainer, script, files, output)
         name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
         files[name] = _finished(run, config.file)
         runs.append((trainer.last, run))
@@ -84,7 +89,7 @@ def _factory(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[
 
 
 def _begun(config: MigrateConfig, origin: Origin) -> Translation:
-    return Translation(origin, _version(peers()[origin.peer], origin.trainer, config.version), config.processes)
+    return Translation(origin, _version(peers()[origin.peer], origin, config.version), config.processes)
 
 
 def _finished(run: Translation, origin: Path) -> str:
@@ -111,6 +116,7 @@ def _with_report(
 
 def _default(of: str, name: str) -> list[Any]:
     """The default of a field of one of TRL's dataclasses, of the newest version, as a list of one."""
+    of = of.replace("PPOv2", "PPO")
     for peer in (peers()["trl"], peers()["trl-step"]):
         inherited = [one.config for one in peer.trainers.values() if of in one.config]
         for section in (of, *(name for names in inherited for name in names)):
@@ -119,19 +125,21 @@ def _default(of: str, name: str) -> list[Any]:
     return []
 
 
-def _version(peer: Peer, trainer: str, asked: str | None) -> str:
-    """The version that is meant: the newest one that has the trainer, if nothing is said."""
-    known = [one for one in peer.versions if peer.trainers[trainer].is_in(one)]
+def _version(peer: Peer, origin: Origin, asked: str | None) -> str:
+    """The version that is meant. If nothing is said, the newest one that has the trainer and most of the file's settings."""
+    known = [one for one in peer.versions if peer.trainers[origin.trainer].is_in(one)]
     if asked is None:
-        return known[-1]
+        table = peer.settings(origin.trainer)
+        given = [table[name] for name in origin.given if name in table]
+        return origin.version or max(reversed(known), key=lambda one: sum(setting.is_in(one) for setting in given))
     if ".".join(asked.split(".")[:2]) not in known:
-        name = peer.trainers[trainer].name or trainer
+        name = peer.trainers[origin.trainer].name or origin.trainer
         raise ConfigError(f"--version {asked}: {peer.title} has {name} in {', '.join(known)}")
     return asked
 
 
 def _nothing_found(file: Path, script: Script) -> str:
-    made = [one for one in script.calls if one.name.startswith("trl.") or one.last.endswith("Trainer")]
+    made = [one for one in script.calls if one.last.endswith("Trainer") and not one.name.startswith(".")]
     seen = ", ".join(f"{one.last} (line {one.line})" for one in made[:5])
     return (
         f"{file}: it makes no trainer that heedful knows{f'; it makes {seen}' if seen else ''}. There are PPOTrainer with "
@@ -164,6 +172,14 @@ def read_arguments(words: str) -> dict[str, Any]:
                 else [*(before if isinstance(before, list) else [before]), _scalar(part)]
             )
     return found
+
+
+def _with_file(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, and those of the YAML file that ``--config`` names, as TRL's parser reads it."""
+    named = arguments.get("config")
+    if not isinstance(named, str) or not named.endswith((".yaml", ".yml")) or not Path(named).is_file():
+        return arguments
+    return read_settings(Path(named)) | {name: value for name, value in arguments.items() if name != "config"}
 
 
 def _scalar(word: str) -> Any:

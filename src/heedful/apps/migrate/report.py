@@ -27,7 +27,8 @@ def report(title: str, done: Sequence[str], runs: Sequence[tuple[str, Translatio
     """
     lines = [f"# {title}", "", *_paragraphs(done)]
     for heading, run in runs:
-        lines += [f"## {heading}", "", f"Read as {run.peer.title}, version {run.version}.", ""]
+        version = f"version {run.version} (the newest with most of the settings, unless --version says another)"
+        lines += [f"## {heading}", "", f"Read as {run.peer.title}, {version}.", ""]
         for fate, (name, meaning) in HEADINGS.items():
             rows = [row for row in run.rows if row.fate == fate]
             if rows:

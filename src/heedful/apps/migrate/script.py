@@ -51,6 +51,7 @@ class Script:
     Attributes:
         calls: everything that was made, in the order of the calls.
         left_over: arguments of the command line that no parser of the script takes.
+        parses: whether the script reads a command line.
 
     Raises ConfigError for what is not Python.
     """
@@ -65,6 +66,7 @@ class Script:
         self.path, self.source = path, source
         self.tree = _parsed(path, source)
         self.calls: list[Made] = []
+        self.parses = False
         self.left_over = dict(arguments or {})
         self._arguments, self._default = dict(arguments or {}), default
         self._lines = [line.encode() for line in source.split("\n")]
@@ -122,7 +124,12 @@ class Script:
             names[one.asname or top] = Named(one.name if one.asname else top)
 
     def _follow_ImportFrom(self, node: ast.ImportFrom, names: Names) -> None:
-        names.update({one.asname or one.name: Named(f"{node.module or ''}.{one.name}") for one in node.names})
+        module = node.module or ""
+        for one in node.names:
+            if one.name != "*":
+                names[one.asname or one.name] = Named(f"{module}.{one.name}")
+            elif module.partition(".")[0] == "trl":
+                names["*"] = Named("trl")
 
     def _follow_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         names[node.name] = Function(node.name, node, names)
@@ -131,16 +138,23 @@ class Script:
 
     def _follow_ClassDef(self, node: ast.ClassDef, names: Names) -> None:
         found: Names = {}
+        methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        library: Named | None = None
         for base in node.bases:
             above = self.value(base, names)
-            found |= above.fields if isinstance(above, Class) else {}
+            if isinstance(above, Class):
+                found |= above.fields
+                methods += above.methods
+            library = library or (
+                above if isinstance(above, Named) else above.base if isinstance(above, Class) else None
+            )
         for one in node.body:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 given = self._unknown(one) if one.value is None else self.value(one.value, names)
                 if isinstance(given, Made) and given.last == "field":
                     given = given.kwargs.get("default", self._unknown(one))
                 found[one.target.id] = given
-        names[node.name] = Class(node.name, found)
+        names[node.name] = Class(node.name, found, library, tuple(dict.fromkeys(methods)))
 
     def _follow_Assign(self, node: ast.Assign, names: Names) -> None:
         value = self.value(node.value, names)
@@ -226,7 +240,11 @@ class Script:
         return node.value
 
     def _value_Name(self, node: ast.Name, names: Names) -> Any:
-        return names[node.id] if node.id in names else Named(node.id) if node.id in BUILTINS else self._unknown(node)
+        if node.id in names:
+            return names[node.id]
+        if node.id in BUILTINS:
+            return Named(node.id)
+        return Named(f"trl.{node.id}") if "*" in names and node.id[:1].isupper() else self._unknown(node)
 
     def _value_List(self, node: ast.List, names: Names) -> list[Any]:
         return [self.value(one, names) for one in node.elts]
@@ -350,12 +368,16 @@ class Script:
         if isinstance(callee, Function):
             return self._run(callee, args, kwargs, node)
         if isinstance(callee, Class):
-            return self._made(
-                callee.name, args, callee.fields | dict(zip(callee.fields, args, strict=False)) | kwargs, node
-            )
+            placed = dict(zip(callee.fields, args, strict=False))
+            made = self._made(callee.name, args, callee.fields | placed | kwargs, node)
+            if callee.base is not None and callee.base.name.startswith("trl."):
+                made.name, made.made_by = callee.base.name, callee
+            return made
         if isinstance(callee, Named):
             plain = _builtin(callee.name, args, kwargs)
             return plain[0] if plain else self._made(callee.name, args, kwargs, node)
+        if isinstance(callee, Made) and callee.last == "LengthSampler" and isinstance(node.func, ast.Name):
+            return self._made("a length", [], {}, node, callee)
         if isinstance(node.func, ast.Attribute):
             owner = callee.of if isinstance(callee, Made) else self.value(node.func.value, names)
             return self._method(node.func.attr, owner, args, kwargs, node)
@@ -394,12 +416,14 @@ class Script:
             if name == "update" and args and isinstance(args[0], dict):
                 owner.update(args[0])
         elif isinstance(owner, Made) and owner.last in ("HfArgumentParser", "TrlParser") and name.startswith("parse"):
+            self.parses = True
             of = owner.args[0] if owner.args else owner.kwargs.get("dataclass_types", [])
             return tuple(self._parsed_class(one, node) for one in (of if isinstance(of, list | tuple) else [of]))
         elif isinstance(owner, Made) and owner.last == "ArgumentParser":
             if name == "add_argument":
                 self._add_argument(owner, args, kwargs, node)
             if name in ("parse_args", "parse_known_args"):
+                self.parses = True
                 fields = {flag[2:]: given for flag, given in owner.kwargs.items() if flag.startswith("--")}
                 found = Made("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
                 return found if name == "parse_args" else (found, [])
@@ -407,12 +431,14 @@ class Script:
 
     def _parsed_class(self, of: Any, node: ast.Call) -> Any:
         """A dataclass that a parser fills from the command line; of a library's its users know which arguments it has."""
-        if isinstance(of, Class):
-            return Made(of.name, [], of.fields | self._taken(of.fields), node.lineno, self.text(node))
-        if isinstance(of, Named):
-            made = Made(of.name, [], {}, node.lineno, self.text(node), command_line=dict(self._arguments))
+        library = of.base if isinstance(of, Class) and of.base and of.base.name.startswith("trl.") else of
+        fields = of.fields | self._taken(of.fields) if isinstance(of, Class) else {}
+        if isinstance(library, Named):
+            made = Made(library.name, [], fields, node.lineno, self.text(node), command_line=dict(self._arguments))
             self.calls.append(made)
             return made
+        if isinstance(of, Class):
+            return Made(of.name, [], fields, node.lineno, self.text(node))
         return self._unknown(node)
 
     def _taken(self, fields: Mapping[str, Any]) -> Names:

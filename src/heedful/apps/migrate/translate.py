@@ -40,6 +40,10 @@ class Origin:
     """Where, by the same names."""
     sections: frozenset[str] | None = None
     """Those that the file has; defaults of others are not taken. None: all."""
+    first: str = ""
+    """The section of which defaults come before those of others."""
+    version: str = ""
+    """The library's, if the file shows it."""
 
 
 @dataclass
@@ -89,7 +93,7 @@ class Translation:
     @property
     def table(self) -> Mapping[str, PeerSetting]:
         """The origin's settings, by section and name."""
-        return self.peer.settings(self.trainer)
+        return self.peer.settings(self.trainer, self.origin.first)
 
     def key(self, name: str) -> str:
         """Section and name of a setting of which the name is given; the name itself if no section has it."""
@@ -142,7 +146,7 @@ class Translation:
         """Settings that stand for themselves, and those that heedful must have for the origin's numbers."""
         for name, value in self.peer.trainers[self.trainer].writes.items():
             self.written.setdefault(name, value)
-        inherited = self.peer.inherited(self.trainer)
+        inherited = self.peer.inherited(self.trainer, self.origin.first)
         has = [
             name
             for name in self.table

@@ -45,6 +45,9 @@ class Class:
 
     name: str
     fields: dict[str, Any]
+    base: Named | None = None
+    """The class of a library that it extends."""
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -64,6 +67,8 @@ class Made:
     """Where each of ``kwargs`` stands."""
     command_line: dict[str, Any] | None = None
     """Of a library's dataclass that a parser fills: the arguments that are given."""
+    made_by: Class | None = None
+    """The script's class, if it extends one of a library, which has the ``name``."""
 
     @property
     def last(self) -> str:
@@ -99,8 +104,11 @@ def truth(value: Any) -> bool | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are certainly equal. Models of one name are, whatever classes load them."""
+    """Whether two values are certainly equal. Models of one name are, whatever classes load them, and an attribute of
+    something is itself."""
     if isinstance(one, Made) and isinstance(other, Made) and one is not other:
+        if one.name.startswith(".") and not one.args and not one.kwargs:
+            return one.name == other.name and one.of is other.of is not None and not other.args
         return one.last == other.last == "from_pretrained" and one.args[:1] == other.args[:1] != []
     return one is other or (isinstance(one, Named | Plain) and type(one) is type(other) and one == other)
 
