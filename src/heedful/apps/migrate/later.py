@@ -202,6 +202,8 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             names.append(f"python:{own_module(script, one)}:{one.last}")
         else:
             name, note = reward_name(one)
+            if name == "verify:math":
+                run.write("columns", "answer=solution")
             names += [name] if name else []
             if note:
                 fate = "differs" if name else "question"
@@ -209,6 +211,9 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     if functions or library:
         imports = "".join(f"from {one.name.rpartition('.')[0]} import {one.last}\n" for one in library)
         copied, missing = functions_file(script, functions) if functions else ("", [])
+        if any(one.name.startswith("trl.") for one in library):
+            said = "It is TRL's, which heedful does not need: install trl too, or write the function into the file."
+            run.rows.append(Row("question", REWARDS, imports.strip(), "", said, line))
         files[REWARDS] = imports + ("\n\n" if imports and functions else "") + copied
         if missing:
             read = ", ".join(missing)
@@ -502,6 +507,15 @@ def _vllm(run: Translation) -> None:
         for name in (*SERVER, *IMPORTANCE):
             if run.key(name) in run.given:
                 run.row("none", name, note="use_vllm is not set, so it does nothing.")
+        return
+    if run.value(SERVER[0]) == "colocate":
+        said = (
+            "There vLLM samples in the trainer's process; here the trainer samples itself, or with sampler vllm:URL a"
+        )
+        run.row("differs", "use_vllm", "", f"{said} server (heedful serve-policy MODEL).")
+        for name in (*SERVER, *IMPORTANCE):
+            if run.key(name) in run.given:
+                run.row("none", name, note="Without a server heedful's log-probs are those that it samples from.")
         return
     address, host, port = (run.value(name) for name in SERVER[1:4])
     place = address if isinstance(address, str) else f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")

@@ -60,6 +60,9 @@ def data_name(data: Any) -> tuple[str, str]:
         data = data[0]
     name = _loaded(data, split) if isinstance(data, Made) else ""
     changed = [one for one in reversed(steps) if one.name.startswith(".")]
+    if not name and not changed and isinstance(data, Made) and not any(one.name.startswith(".") for one in steps):
+        said = f"{shown(data):.100}: if that is one file, folder or data set of a Hub, write its name."
+        return "", f'{said} Otherwise add NAME_OF_THE_DATA_SET.save_to_disk("records") behind it, and write records.'
     if not name or changed:
         what = (
             f"The script changes the records ({', '.join(one.name[1:] for one in changed)})"
@@ -230,7 +233,7 @@ TRL_REWARDS = {
     "accuracy_reward": (
         "verify:math",
         "Both compare the final answer as mathematics. TRL reads the column solution, and gives no score to a record whose "
-        "own answer cannot be read. heedful reads answer (columns answer=solution) and refuses such records.",
+        "own answer cannot be read. heedful reads it as answer and refuses such records.",
     ),
 }
 """Rewards of TRL that heedful has under another name."""

@@ -1,7 +1,8 @@
 """A Python script as the values that it gives to its calls. It is read by its syntax tree, and nothing of it runs.
 
-Statements are followed from top to bottom, each once: both branches of a condition that is not known, the body of a loop one
-time, functions of the script where they are called. What that cannot tell is `Unknown`.
+Statements are followed from top to bottom: both branches of a condition that is not known, the body of a loop for each item
+of a list that is known and one time otherwise, functions of the script where they are called. What that cannot tell is
+`Unknown`.
 """
 
 import ast
@@ -27,6 +28,8 @@ from heedful.errors import ConfigError
 Names = dict[str, Any]
 MOST_NODES = 200_000
 """Expressions and statements that are followed."""
+MOST_ITEMS = 100
+"""Items of a list for which the body of a loop is followed."""
 BUILTINS = ("dict", "list", "tuple", "int", "float", "str", "bool", "getattr", "len", "range", "print")
 OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -73,6 +76,10 @@ class Script:
         self._nodes = MOST_NODES
         self._running: set[ast.AST] = set()
         """Functions of the script that are being followed: one that calls itself is not followed again."""
+        self._unsure: list[str] = []
+        """Conditions that are not known, of the statements that are being followed."""
+        self._loops = 0
+        """Loops of which the items are not known, around them."""
         try:
             self._follow(self.tree.body, {"__name__": "__main__"})
         except RecursionError:
@@ -180,7 +187,9 @@ class Script:
         if holds is not None:
             return self._follow(node.body if holds else node.orelse, names)
         other = dict(names)
+        self._unsure.append(self.text(node.test))
         returned = [self._follow(node.body, names), self._follow(node.orelse, other)]
+        self._unsure.pop()
         open_ones = [
             name
             for name in names | other
@@ -193,15 +202,29 @@ class Script:
 
     def _follow_For(self, node: ast.For | ast.AsyncFor, names: Names) -> list[Any] | None:
         items = self.value(node.iter, names)
-        first = items[0] if isinstance(items, list | tuple) and items else self._unknown(node.target)
-        self._bind(node.target, first, names)
-        return self._follow([*node.body, *node.orelse], names)
+        items = list(items) if isinstance(items, dict) else items
+        if isinstance(items, list | tuple) and len(items) <= MOST_ITEMS:
+            for item in list(items):
+                self._bind(node.target, item, names)
+                returned = self._follow(node.body, names)
+                if returned is not None or self._is_spent():
+                    return returned
+            return self._follow(node.orelse, names)
+        self._bind(node.target, self._unknown(node.target), names)
+        return self._once([*node.body, *node.orelse], names)
+
+    def _once(self, body: Sequence[ast.stmt], names: Names) -> list[Any] | None:
+        """The body of a loop that may run any number of times."""
+        self._loops += 1
+        returned = self._follow(body, names)
+        self._loops -= 1
+        return returned
 
     _follow_AsyncFor = _follow_For
 
     def _follow_While(self, node: ast.While, names: Names) -> list[Any] | None:
         self.value(node.test, names)
-        return self._follow([*node.body, *node.orelse], names)
+        return self._once([*node.body, *node.orelse], names)
 
     def _follow_With(self, node: ast.With | ast.AsyncWith, names: Names) -> list[Any] | None:
         for item in node.items:
@@ -225,14 +248,21 @@ class Script:
                 self._bind(one, value[place] if known else self._item(value, place, target), names)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, names)
-            if isinstance(owner, Made):
-                owner.kwargs[target.attr] = value
+            if isinstance(owner, Made) and owner.last not in ("from_pretrained", "get_peft_model", "[]"):
+                owner.kwargs[target.attr] = self._changed(value, target)
+                owner.lines[target.attr] = target.lineno
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, names), self.value(target.slice, names)
             if isinstance(owner, dict) and isinstance(key, str):
-                owner[key] = value
+                owner[key] = self._changed(value, target)
             elif isinstance(owner, Made) and isinstance(key, str):
-                owner.kwargs[f"[{key}]"] = value
+                owner.kwargs[f"[{key}]"] = self._changed(value, target)
+
+    def _changed(self, value: Any, node: ast.expr) -> Any:
+        """What an attribute or an item becomes: nobody knows under a condition that is not known."""
+        if not self._unsure:
+            return value
+        return Unknown(f"{self.text(node)}, which depends on: if {self._unsure[-1]}", node.lineno)
 
     # expressions ------------------------------------------------------------------------------------------------------
 
@@ -411,10 +441,11 @@ class Script:
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
         made = self._made(f".{name}", args, kwargs, node, owner)
         if isinstance(owner, dict):
-            if name == "get" and args and isinstance(args[0], str):
-                return owner.get(args[0], args[1] if len(args) > 1 else None)
-            if name == "update" and args and isinstance(args[0], dict):
-                owner.update(args[0])
+            return self._of_dict(name, owner, args, kwargs, node, made)
+        if isinstance(owner, list) and name in ("append", "extend") and args:
+            is_known = not self._unsure and not self._loops and (name == "append" or isinstance(args[0], list | tuple))
+            owner.extend(([args[0]] if name == "append" else list(args[0])) if is_known else [self._unknown(node)])
+            del owner[LONGEST:]
         elif isinstance(owner, Made) and owner.last in ("HfArgumentParser", "TrlParser") and name.startswith("parse"):
             self.parses = True
             of = owner.args[0] if owner.args else owner.kwargs.get("dataclass_types", [])
@@ -428,6 +459,20 @@ class Script:
                 found = Made("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
                 return found if name == "parse_args" else (found, [])
         return made
+
+    def _of_dict(self, name: str, owner: Names, args: list[Any], kwargs: Names, node: ast.Call, made: Made) -> Any:
+        """What a method of a mapping returns; ``update`` and ``setdefault`` change it."""
+        first, second = [*args[:2], None, None][:2]
+        if name == "update":
+            new = first if isinstance(first, dict) else kwargs
+            owner.update({key: self._changed(one, node) for key, one in new.items()})
+        elif name == "setdefault" and isinstance(first, str) and first not in owner:
+            owner[first] = self._changed(second, node)
+        of_key = {"get": second, "pop": second, "setdefault": second}
+        if name in of_key and isinstance(first, str):
+            return owner.get(first, of_key[name])
+        whole = {"items": [*owner.items()], "keys": [*owner], "values": [*owner.values()], "copy": dict(owner)}
+        return whole.get(name, made)
 
     def _parsed_class(self, of: Any, node: ast.Call) -> Any:
         """A dataclass that a parser fills from the command line; of a library's its users know which arguments it has."""
@@ -475,6 +520,8 @@ def _builtin(name: str, args: list[Any], kwargs: Names) -> list[Any] | None:
             found = [{"int": int, "float": float, "str": str}[name](first)]
         except (ValueError, OverflowError):
             found = None
+    elif name == "getattr" and isinstance(first, Named) and isinstance(args[1], str):
+        found = [Named(f"{first.name}.{args[1]}")]
     elif name == "getattr" and isinstance(first, Made) and isinstance(args[1], str):
         has = args[1] in first.kwargs
         found = [first.kwargs[args[1]]] if has else [args[2]] if len(args) > 2 else None
