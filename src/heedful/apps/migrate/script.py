@@ -441,7 +441,7 @@ class Script:
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
         made = self._made(f".{name}", args, kwargs, node, owner)
         if isinstance(owner, dict):
-            return self._of_dict(name, owner, args, kwargs, node, made)
+            return self._of_dict(owner, made, node)
         if isinstance(owner, list) and name in ("append", "extend") and args:
             is_known = not self._unsure and not self._loops and (name == "append" or isinstance(args[0], list | tuple))
             owner.extend(([args[0]] if name == "append" else list(args[0])) if is_known else [self._unknown(node)])
@@ -460,11 +460,11 @@ class Script:
                 return found if name == "parse_args" else (found, [])
         return made
 
-    def _of_dict(self, name: str, owner: Names, args: list[Any], kwargs: Names, node: ast.Call, made: Made) -> Any:
+    def _of_dict(self, owner: Names, made: Made, node: ast.Call) -> Any:
         """What a method of a mapping returns; ``update`` and ``setdefault`` change it."""
-        first, second = [*args[:2], None, None][:2]
+        name, (first, second) = made.last, [*made.args[:2], None, None][:2]
         if name == "update":
-            new = first if isinstance(first, dict) else kwargs
+            new = first if isinstance(first, dict) else made.kwargs
             owner.update({key: self._changed(one, node) for key, one in new.items()})
         elif name == "setdefault" and isinstance(first, str) and first not in owner:
             owner[first] = self._changed(second, node)
