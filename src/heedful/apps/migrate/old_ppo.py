@@ -1,7 +1,7 @@
 """Scripts that call TRL's PPOTrainer.step: the same script on heedful.compat.trl, and the settings of heedful ppo."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -62,8 +62,10 @@ def origin(trainer: Made, script: Script) -> Origin:
     for name, value in arguments.items():
         if name not in ("config", "model", "tokenizer", "dataset", "data_collator") and value is not None:
             found[f"PPOTrainer.{name}"], lines[f"PPOTrainer.{name}"] = value, trainer.line
+    rows, is_split = found.get("PPOConfig.batch_size"), "PPOConfig.mini_batch_size" in found
+    is_old = isinstance(rows, int) and rows % 128 != 0 and not is_split  # from 0.7 on mini_batch_size is 128
     sections = {"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)}
-    return Origin("trl-step", "PPOTrainer", found, lines, frozenset(sections))
+    return Origin("trl-step", "PPOTrainer", found, lines, frozenset(sections), version="0.6" if is_old else "")
 
 
 def wrapped(model: Any) -> Made | None:
@@ -73,6 +75,7 @@ def wrapped(model: Any) -> Made | None:
 
 def read(run: Translation, trainer: Made, step: Made) -> None:
     """Settings that several of the origin's make together, and what is no setting."""
+    _older_defaults(run)
     _sizes(run)
     _kl(run)
     _sampling(run)
@@ -100,6 +103,21 @@ def read(run: Translation, trainer: Made, step: Made) -> None:
         )
     if run.read("PPOConfig.steps"):
         run.row("none", "PPOConfig.steps")
+
+
+def _older_defaults(run: Translation) -> None:
+    """Defaults of the script's version that heedful.compat.trl does not have, as it has those of the last one."""
+    last = run.peer.versions[-1]
+    for name, setting in run.table.items():
+        old, new = setting.default(run.version), setting.default(last)
+        is_in_both = name.startswith("PPOConfig.") and setting.is_in(run.version) and setting.is_in(last)
+        if is_in_both and name not in run.given and old != new and setting.kind != "none":
+            said = (
+                f"The default of {run.version}. heedful.compat.trl has {new!r}, as {last}: write {setting.name}={old!r}"
+            )
+            run.rows.append(
+                Row("question", f"the script's {setting.name}", repr(old), "", f"{said} into its PPOConfig.")
+            )
 
 
 def _sizes(run: Translation) -> None:
@@ -210,24 +228,34 @@ def rewritten(script: Script) -> tuple[str, list[Row]]:
     source = [line.encode() for line in script.source.split("\n")]
     rows: list[Row] = []
     edits: list[tuple[ast.stmt, str]] = []
+    needs_scores = "return_all_scores" in script.source
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
-            modules: dict[str, list[str]] = {}
-            for one in node.names:
-                home = f"{COMPAT}.import_utils" if one.name in IMPORT_UTILS else COMPAT
-                modules.setdefault(home, []).append(f"{one.name} as {one.asname}" if one.asname else one.name)
             missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
             rows += [
                 Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing
             ]
-            edits.append((node, "; ".join(f"from {home} import {', '.join(names)}" for home, names in modules.items())))
+            edits.append((node, _from(node, dict.fromkeys(IMPORT_UTILS, f"{COMPAT}.import_utils"), COMPAT)))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_imported(node))))
+        elif needs_scores and isinstance(node, ast.ImportFrom) and any(one.name == "pipeline" for one in node.names):
+            edits.append((node, _from(node, {"pipeline": f"{COMPAT}.pipelines"}, node.module or "transformers")))
+            said = "transformers 5 ignores return_all_scores, and returns the best label alone."
+            rows.append(Row("kept", "pipeline", "", f"from {COMPAT}.pipelines import pipeline", said, node.lineno))
     for node, text in sorted(edits, key=lambda one: (-one[0].lineno, -one[0].col_offset)):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         before, after = source[first][: node.col_offset], source[last][node.end_col_offset :]
         source[first : last + 1] = [before + text.encode() + after]
     return b"\n".join(source).decode(), rows
+
+
+def _from(node: ast.ImportFrom, homes: Mapping[str, str], other: str) -> str:
+    """An import of the same names: of some from modules of their own, of the rest from ``other``."""
+    modules: dict[str, list[str]] = {}
+    for one in node.names:
+        named = f"{one.name} as {one.asname}" if one.asname else one.name
+        modules.setdefault(homes.get(one.name, other), []).append(named)
+    return "; ".join(f"from {home} import {', '.join(names)}" for home, names in modules.items())
 
 
 def _names() -> set[str]:

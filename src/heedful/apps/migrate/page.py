@@ -50,6 +50,8 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
     if steps:
         run = _begun(config, old_ppo.origin(steps[0].of, script))
         old_ppo.read(run, steps[0].of, steps[0])
+        if config.file.suffix == ".ipynb":
+            done.append("Lines of the notebook that begin with % or ! are comments; `display` is not there.")
         name = f"{config.file.stem}.py"
         files[name], missing = old_ppo.rewritten(script)
         run.rows[:0] = missing

@@ -444,7 +444,8 @@ class Script:
             return self._of_dict(owner, made, node)
         if isinstance(owner, list) and name in ("append", "extend") and args:
             is_known = not self._unsure and not self._loops and (name == "append" or isinstance(args[0], list | tuple))
-            owner.extend(([args[0]] if name == "append" else list(args[0])) if is_known else [self._unknown(node)])
+            added = [args[0]] if name == "append" else args[0]
+            owner.extend(added if is_known else [self._unknown(node.args[0])])
             del owner[LONGEST:]
         elif isinstance(owner, Made) and owner.last in ("HfArgumentParser", "TrlParser") and name.startswith("parse"):
             self.parses = True
