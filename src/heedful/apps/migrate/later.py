@@ -15,10 +15,10 @@ from heedful.apps.migrate.objects import (
     own_module,
     reward_name,
 )
-from heedful.apps.migrate.script import Script
+from heedful.apps.migrate.script import SAME, Script
 from heedful.apps.migrate.translate import Origin, Row, Translation, text
 from heedful.apps.migrate.values import Function, Made, Named, same, shown, unsettled
-from heedful.configs.peers import peers
+from heedful.configs.peers import peers, version_key
 
 PEER = "trl"
 REWARDS = "rewards.py"
@@ -127,6 +127,10 @@ def read(run: Translation, trainer: Made, script: Script, files: dict[str, str],
     if made_by is not None and made_by.methods:
         said = f"It has its own {', '.join(made_by.methods)}: heedful's trainer does what {trainer.last} does."
         run.rows.append(Row("lost", f"class {made_by.name}({trainer.last})", "", "", said, trainer.line))
+    template = next((one for one in script.calls if one.last in SAME), None)
+    if template is not None:
+        said = "The tokenizer gets this chat template. Here: chat_template names one, if the tokenizer has none."
+        run.rows.append(Row("differs", template.last, template.text, "", said, template.line))
     unused = ("resume_from_checkpoint", "run_name", "log_completions")
     run.read("arguments.quantization_config", *unused)
     for name in unused:
@@ -145,6 +149,9 @@ def read(run: Translation, trainer: Made, script: Script, files: dict[str, str],
         _rollouts(run)
     else:
         common.batches(run)
+        order = "train_sampling_strategy"
+        if run.value(order) == "sequential" and run.read(order):
+            run.row("kept", order, run.write("shuffle", False) if "shuffle" in run.hints else "")
         common.saving(run)
         common.schedule(run, run.written.get("max_steps"))
     {"sft": _sft, "dpo": _dpo, "grpo": _grpo}.get(run.command, lambda _run: None)(run)
@@ -173,6 +180,15 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
         _rewards(run, script, files, output)
     if run.command == "ppo":
         _critic(run)
+    for name in paths:
+        loaded = [run.written.get("model"), *run.written.get("rewards", []), *(run.written.get(one) for one in MODELS)]
+        value = run.value(name)
+        if (
+            run.key(name) in run.given
+            and isinstance(value, str)
+            and loaded.count(value) + loaded.count(f"model:{value}")
+        ):
+            run.row("kept", name, "", "")
     for name in ("processing_class", "tokenizer"):
         if f"arguments.{name}" in run.given:
             run.row("none", f"arguments.{name}")
@@ -251,6 +267,10 @@ def _data(run: Translation) -> None:
                 run.row("none", name, note="eval_strategy is no, so nothing is evaluated.")
             continue
         place, note = data_name(run.value(name))
+        if run.trainer in ("PPOTrainer", "OldRLOOTrainer") and not place:
+            note = 'TRL reads token ids here, and heedful texts: a file with {"prompt": TEXT or messages} a line.' + (
+                f" As loaded the records are {note.rpartition('As loaded they are ')[2]}" if "As loaded" in note else ""
+            )
         run.row("kept" if place else "question", name, run.write(ours, place) if place else f"{ours}: ?", note or None)
     for name in ("dataset_name", "dataset_train_split", "dataset_test_split"):
         if run.key(name) in run.given:
@@ -360,7 +380,7 @@ def _rollouts(run: Translation) -> None:
         whole, slices = run.number("generation_batch_size"), run.number("steps_per_generation")
         slices = slices if slices is not None else run.number("num_mini_batches")
         parts = whole / rows if whole else slices / accumulated if slices else 1.0
-    elif run.trainer in ("PPOTrainer", "OldRLOOTrainer"):
+    elif run.trainer == "OldRLOOTrainer" or (run.trainer == "PPOTrainer" and version_key(run.version) < (0, 17)):
         parts = run.number("num_mini_batches") or 1
     rollout = round(minibatch * parts)
     run.became("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
@@ -370,9 +390,30 @@ def _rollouts(run: Translation) -> None:
     samples = run.number("num_generations") or 1 if run.trainer in ("GRPOTrainer", "RLOOTrainer") else per_prompt
     updates = max(1, round(rollout / minibatch)) * (run.number("num_iterations") or 1)
     counts_batches = run.trainer in ("PPOTrainer", "OldRLOOTrainer")
+    if counts_batches:
+        _ends(run)
     _steps(run, rollout, samples, updates)
     common.saving(run, 1 if counts_batches else updates)
     common.schedule(run, run.written.get("steps"))
+
+
+def _ends(run: Translation) -> None:
+    """Whether a response ends at EOS: it does not there, unless the script says so."""
+    names = ("stop_token", "stop_token_id")
+    run.read(*names, "num_sample_generations")
+    if run.key("num_sample_generations") in run.given:
+        run.row("none", "num_sample_generations")
+    if run.asks(*names, ours="response_length"):
+        return
+    word, number = (run.value(name) for name in names)
+    if word == "eos":
+        run.row("kept", names[0], run.write("response_length", "stop"))
+    elif number is not None:
+        run.row("question", names[1], "response_length: ?")
+    else:
+        run.row(
+            "kept" if run.key(names[0]) in run.given else "default", names[0], run.write("response_length", "fixed")
+        )
 
 
 def _steps(run: Translation, rollout: int, samples: float, updates: float) -> None:

@@ -3,6 +3,7 @@
 import ast
 import builtins
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from heedful.apps.migrate.script import Script
@@ -94,7 +95,15 @@ def _loaded(call: Made, split: str) -> str:
     is_plain = isinstance(path, str) and config is None and not {"data_dir", "data_files"} & set(call.kwargs)
     if not is_plain or not (given is None or isinstance(given, str)):
         return ""
+    files = _files_of(Path(path), given or "train")
+    if len(files) == 1:
+        return str(files[0])
     return f"{path}:{given}" if given and given != "train" else str(path)
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    """The files of a split in a folder here, as load_dataset finds them by their names."""
+    return [one for one in sorted(folder.glob(f"{split}*.*")) if one.suffix in (".json", ".jsonl", ".csv", ".parquet")]
 
 
 def adapters(model: Any, given: Any) -> Any:

@@ -37,6 +37,8 @@ OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+SAME = ("setup_chat_format", "clone_chat_template")
+"""Functions of TRL that return their arguments, a model and a tokenizer, with another chat template."""
 ASKED_FOR = {"get_peft_config": ("use_peft",), "get_quantization_config": ("load_in_4bit", "load_in_8bit")}
 """Functions of TRL that return None unless one of these settings is on."""
 
@@ -405,7 +407,8 @@ class Script:
             return made
         if isinstance(callee, Named):
             plain = _builtin(callee.name, args, kwargs)
-            return plain[0] if plain else self._made(callee.name, args, kwargs, node)
+            made = self._made(callee.name, args, kwargs, node) if plain is None else None
+            return plain[0] if plain else tuple(args) if callee.last in SAME else made
         if isinstance(callee, Made) and callee.last == "LengthSampler" and isinstance(node.func, ast.Name):
             return self._made("a length", [], {}, node, callee)
         if isinstance(node.func, ast.Attribute):

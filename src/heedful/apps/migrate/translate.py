@@ -165,7 +165,7 @@ class Translation:
                     "question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it"
                 )
             elif self.table[name].kind == "read" and name not in self._read:
-                fate: Fate = "question" if unsettled(value) else "lost"
+                fate: Fate = "question" if unsettled(value) else "none" if is_off(value) else "lost"
                 self.row(fate, name, " ".join(self.table[name].ours))
             elif name in self._read and not any(row.name == name for row in self.rows):
                 self.row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
