@@ -12,7 +12,11 @@ def optimizer_rows(run: Translation) -> int | None:
     each, accumulated = (run.number(name) for name in SIZES)
     if run.asks(*SIZES, ours="batch_size") or each is None or accumulated is None:
         return None
-    return int(each * accumulated * run.processes)
+    rows = int(each * accumulated * run.processes)
+    if rows < 1:
+        for name in SIZES:
+            run.row("question", name, "batch_size: ?", "A batch has at least one row.")
+    return rows if rows > 0 else None
 
 
 def batches(run: Translation) -> None:

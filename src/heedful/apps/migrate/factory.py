@@ -134,7 +134,10 @@ def _ppo(run: Translation) -> None:
     if steps is not None and steps > 0:
         run.became("max_steps", run.write("steps", int(steps)))
     else:
-        run.row("question", "num_train_epochs", "steps: ?")
+        passes, size = run.number("num_train_epochs"), run.written.get("rollout_batch_size")
+        said = run.table[run.key("num_train_epochs")].note
+        known = f"{passes:g} times the number of prompts, over {size}" if passes and size else ""
+        run.row("question", "num_train_epochs", "steps: ?", f"{known}: {said}" if known else said)
     reward, kind = run.value("reward_model_adapters") or run.value("reward_model"), run.value("reward_model_type")
     name = "reward_model_adapters" if run.value("reward_model_adapters") else "reward_model"
     if isinstance(reward, str) and kind in ("full", "lora"):
@@ -236,6 +239,8 @@ def _entry(run: Translation, name: str, ours: str, data: str, folder: Path) -> N
         )
     if entry.get("formatting", "alpaca") == "alpaca":
         renamed = {"prompt": "instruction", "query": "input", "response": "output"}
+        if run.trainer == "pt":  # the text is in the prompt
+            columns, renamed = {"prompt": columns.get("prompt", "instruction")}, {"prompt": "text"}
         pairs = [f"{renamed.get(key, key)}={value}" for key, value in columns.items() if renamed.get(key, key) != value]
         if pairs and ours == "data":
             run.rows.append(Row("kept", f"{data}: columns", text(columns), run.write("columns", ",".join(pairs))))

@@ -367,7 +367,7 @@ def _rollouts(run: Translation) -> None:
         "max_steps",
     )
     run.read(*sizes)
-    if rows is None or run.asks(*sizes[:3], ours="rollout_batch_size"):
+    if run.asks(*sizes[:3], ours="rollout_batch_size") or rows is None:
         return
     each, accumulated = (
         int(run.number("per_device_train_batch_size") or 1),
@@ -382,7 +382,7 @@ def _rollouts(run: Translation) -> None:
         parts = whole / rows if whole else slices / accumulated if slices else 1.0
     elif run.trainer == "OldRLOOTrainer" or (run.trainer == "PPOTrainer" and version_key(run.version) < (0, 17)):
         parts = run.number("num_mini_batches") or 1
-    rollout = round(minibatch * parts)
+    rollout = max(1, round(minibatch * parts))
     run.became("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
     run.became("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
     source = next((name for name in sizes[:3] if run.key(name) in run.given), sizes[0])
@@ -466,8 +466,10 @@ def _dpo(run: Translation) -> None:
     if run.trainer != "DPOTrainer":
         return
     run.read("loss_type", "loss_weights", "label_smoothing", "tools")
+    if run.asks("loss_type", "loss_weights", ours="loss"):
+        return
     kinds, weights = run.value("loss_type"), run.value("loss_weights")
-    kinds = list(kinds) if isinstance(kinds, list | tuple) else [kinds]
+    kinds = [str(one) for one in (kinds if isinstance(kinds, list | tuple) else [kinds])]
     table = run.table[run.key("loss_type")].values
     first = next((one for one in kinds if one in table), None)
     others = [one for one in kinds if one not in (first, "sft")]
@@ -478,10 +480,15 @@ def _dpo(run: Translation) -> None:
         if first == "sigmoid_norm":
             run.write("length_normalise", True)
         if "sft" in kinds:
-            share = (
-                weights[kinds.index("sft")] / weights[kinds.index(first)] if isinstance(weights, list | tuple) else 1.0
+            both = (
+                (weights[kinds.index("sft")], weights[kinds.index(first)])
+                if isinstance(weights, list | tuple) and len(weights) == len(kinds)
+                else (1.0, 1.0)
             )
-            run.became("loss_weights", run.write("nll_coef", share))
+            if all(isinstance(one, int | float) for one in both) and both[1]:
+                run.became("loss_weights", run.write("nll_coef", both[0] / both[1]))
+            else:
+                run.row("question", "loss_weights", "nll_coef: ?")
     smoothing = run.number("label_smoothing")
     if smoothing:
         acts = first == "robust" or (first == "sigmoid" and run.version in [f"0.{one}" for one in range(12, 29)])
@@ -502,7 +509,7 @@ def _grpo(run: Translation) -> None:
     )
     _prompts(run)
     run.read("max_tool_calling_iterations")
-    kind = run.value("loss_type")
+    kind = str(run.value("loss_type"))
     table = run.table[run.key("loss_type")].values
     if not run.asks("loss_type", ours="loss_reduction"):
         if kind in table:

@@ -171,6 +171,10 @@ def _read_names(node: ast.AST) -> set[str]:
     return read - bound if is_function else read
 
 
+CHANGES = ("append", "extend", "insert", "add", "update", "setdefault", "remove", "discard", "pop", "sort")
+"""Methods that change a list, a set or a mapping: WORDS.append("good")."""
+
+
 def _bound(node: ast.stmt) -> Iterator[str]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -183,8 +187,8 @@ def _bound(node: ast.stmt) -> Iterator[str]:
                 yield from (one.id for one in ast.walk(target) if isinstance(one, ast.Name))
         case ast.AnnAssign(target=ast.Name() as target) | ast.AugAssign(target=ast.Name() as target):
             yield target.id
-        case ast.Expr(value=ast.Call(func=ast.Attribute() as function)):  # WORDS.append("good")
-            yield from (one.id for one in ast.walk(function) if isinstance(one, ast.Name))
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as owner, attr=method))) if method in CHANGES:
+            yield owner.id
         case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.stmt):

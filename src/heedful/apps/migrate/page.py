@@ -15,6 +15,7 @@ from heedful.apps.migrate.translate import Origin, Row, Translation
 from heedful.configs.migrate import MigrateConfig
 from heedful.configs.peers import Peer, peers
 from heedful.configs.settings import answering_command
+from heedful.configs.trainers import TRAINERS
 from heedful.display import counted, say
 from heedful.errors import ConfigError
 from heedful.files import check_output_folder, complete_or_absent
@@ -31,7 +32,8 @@ def migrate(config: MigrateConfig) -> Path:
     """
     output = config.output or Path(f"{config.file.stem}-heedful")
     files, summary = (_factory if config.file.suffix in (".yaml", ".yml") else _script)(config, output)
-    check_output_folder(output, "heedful migrate", overwrite=config.overwrite, ours=lambda: files)
+    ours = {*files, *(f"{name}.yaml" for name in TRAINERS), later.REWARDS, f"{config.file.stem}.py"}
+    check_output_folder(output, "heedful migrate", overwrite=config.overwrite, ours=lambda: ours)
     with complete_or_absent(output) as folder:
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")

@@ -12,6 +12,7 @@ import yaml
 from heedful.errors import ConfigError
 from heedful.files import LARGEST_YAML, shallow
 
+MOST_ITEMS = 10_000
 LARGEST = 4_000_000
 """Bytes that are read of a script or notebook."""
 
@@ -47,6 +48,14 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
+    left, count = [values], 0
+    while left:  # as written out: an alias that repeats a list of aliases may stand for billions of items
+        one = left.pop()
+        count += 1
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+        if count > MOST_ITEMS:
+            raise ConfigError(f"{path}: its lists have more than {MOST_ITEMS:,} items, so they are no settings")
     return {str(name): number(value) for name, value in values.items()}
 
 
