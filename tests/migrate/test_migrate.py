@@ -4,7 +4,6 @@ import importlib.util
 import json
 
 import pytest
-import yaml
 
 SENTIMENT = """
 from dataclasses import dataclass, field
@@ -144,29 +143,6 @@ top_k: 0
 """
 
 
-@pytest.fixture
-def migrated(heedful, written, tmp_path):
-    """``migrated("脚本.py", text)`` are the outcome, the settings of the YAML file, and the folder."""
-
-    def run(name, content, *flags):
-        folder = tmp_path / "迁移"
-        outcome = heedful("migrate", written(name, content), "--output", folder, *flags)
-        files = sorted(folder.glob("*.yaml"))
-        return outcome, yaml.safe_load(files[0].read_text(encoding="utf-8")) if files else {}, folder
-
-    return run
-
-
-def row(folder, name):
-    """The cells of a setting's row in the report, and the heading above it."""
-    heading = ""
-    for line in (folder / "migration.md").read_text(encoding="utf-8").splitlines():
-        heading = line[4:] if line.startswith("### ") else heading
-        if f"| `{name}` |" in line:
-            return [heading, *(cell.strip() for cell in line.split(" | "))]
-    return None
-
-
 def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     outcome, _, folder = migrated("情感.py", SENTIMENT)
     assert outcome.status == 0
@@ -179,7 +155,7 @@ def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     assert written.endswith(rest)
 
 
-def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):
+def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated, row):
     _, settings, folder = migrated("情感.py", SENTIMENT, "--arguments=--batch_size 32 --early false")
     assert settings == {
         "model": "影评/gpt2", "learning_rate": 2.82e-05, "lr_schedule": "constant", "adam_eps": 1e-8, "track": "wandb",
@@ -191,7 +167,7 @@ def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):
     assert row(folder, "the data")[0] == row(folder, "the scores")[0] == "To be answered"
 
 
-def test_early_stopping_is_a_limit_half_as_much_again(migrated):
+def test_early_stopping_is_a_limit_half_as_much_again(migrated, row):
     _, settings, folder = migrated("情感.py", SENTIMENT, "--version", "0.9.6")
     assert settings["approx_kl_limit"] == pytest.approx(0.15)
     assert row(folder, "PPOConfig.target_kl")[0] == "Kept, with another meaning"
@@ -231,7 +207,7 @@ def test_settings_come_from_the_command_line_of_the_script(migrated):
     assert "lora_rank" not in settings
 
 
-def test_adapters_are_asked_for_their_places(migrated):
+def test_adapters_are_asked_for_their_places(migrated, row):
     outcome, settings, folder = migrated(
         "偏好.py", DPO, "--arguments=--dataset_name 某人/偏好 --model_name_or_path M --use_peft --lora_r 4"
     )
@@ -241,7 +217,7 @@ def test_adapters_are_asked_for_their_places(migrated):
     assert row(folder, "ModelConfig.lora_dropout")[0] == "Without effect on the numbers"  # DPO switches dropout off
 
 
-def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
+def test_a_file_of_llama_factory_becomes_settings(migrated, row, tmp_path):
     (tmp_path / "dataset_info.json").write_text(json.dumps({"问题": {"file_name": "问题.json"}}), encoding="utf-8")
     outcome, settings, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path))
     assert outcome.status == 0
@@ -254,7 +230,7 @@ def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
     assert row(folder, "DataArguments.template")[:2] == ["Kept, with another meaning", "| 11"]
 
 
-def test_no_setting_is_dropped_in_silence(migrated):
+def test_no_setting_is_dropped_in_silence(migrated, row):
     _, _, folder = migrated(
         "数学.py", GRPO.replace("beta=0.04", "beta=0.04, 新参数=3, sapo_temperature_neg=1.1, save_steps=get()")
     )

@@ -83,7 +83,7 @@ def origin(trainer: Made, script: Script) -> Origin:
                 continue
             sections.add(one.last)
             taken = {name: value for name, value in one.command_line.items() if _section(table, among, name)}
-            take(taken, among, {}, one.line)
+            take({name: value for name, value in taken.items() if name not in one.kwargs}, among, {}, one.line)
             for name in taken:
                 script.left_over.pop(name, None)
     lora = adapters(arguments.get("model"), arguments.pop("peft_config", None))
@@ -211,6 +211,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     ]
     line = run.origin.lines.get(key)
     names: list[str] = []
+    is_whole = True
     for one in rewards:
         if one in functions or one in library:
             names.append(f"python:{output / REWARDS}:{one.name.rpartition('.')[2]}")
@@ -221,6 +222,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             if name == "verify:math":
                 run.write("columns", "answer=solution")
             names += [name] if name else []
+            is_whole = is_whole and bool(name)
             if note:
                 fate = "differs" if name else "question"
                 run.rows.append(Row(fate, f"reward {shown(one):.100}", "", name or "rewards: ?", note, line))  # type: ignore[arg-type]
@@ -235,12 +237,15 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             read = ", ".join(missing)
             said = f"The functions read {read}, which the script makes as it runs: give them values in the file."
             run.rows.append(Row("question", REWARDS, read, "", said, line))
-    if names:
+    said = "python:FILE.py:FUNCTION, model:PATH or verify:math."
+    if names and is_whole:
         run.write("rewards", names)
         run.row("kept", key or "reward_model_path", f"rewards: {text(names)}")
+    elif names:
+        run.row("question", key, "rewards: ?", f"Besides those of the rows above: {text(names)}.")
     else:
-        run.rows.append(Row("question", key or "the rewards", shown(value) if key else "", "rewards: ?",
-                            "python:FILE.py:FUNCTION, model:PATH or verify:math.", run.origin.lines.get(key)))  # fmt: skip
+        row = Row("question", key or "the rewards", shown(value) if key else "", "rewards: ?", said, line)
+        run.rows.append(row)
 
 
 def _critic(run: Translation) -> None:

@@ -56,7 +56,7 @@ def origin(trainer: Made, script: Script) -> Origin:
                 if section in ("PPOConfig", "LoraConfig")
             }
             values = placed | {name: value for name, value in made.kwargs.items() if name != "peft_config"}
-            values |= made.command_line or {}
+            values = (made.command_line or {}) | values
             found |= {f"{section}.{name}": value for name, value in values.items()}
             lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
     for name, value in arguments.items():

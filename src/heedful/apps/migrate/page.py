@@ -199,7 +199,8 @@ def yaml_of(run: Translation, origin: Path) -> str:
     """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
     open_ones = [row for row in run.rows if row.fate == "question"]
     lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
-    lines += [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
+    asked = [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
+    lines += list(dict.fromkeys(asked))
     written = {name: run.written[name] for name in run.hints if name in run.written}
     if "output" not in written:
         written["output"] = f"runs/{origin.stem}"

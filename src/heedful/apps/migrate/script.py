@@ -389,7 +389,11 @@ class Script:
 
     def _value_Call(self, node: ast.Call, names: Names) -> Any:
         callee = self.value(node.func, names)
-        args = [self.value(one, names) for one in node.args]
+        args: list[Any] = []
+        for place in node.args:
+            value = self.value(place, names)
+            spread = isinstance(place, ast.Starred) and isinstance(value, list | tuple)
+            args += value if spread else [value]
         kwargs: Names = {}
         for one in node.keywords:
             value = self.value(one.value, names)
