@@ -21,9 +21,10 @@ class MigrateConfig(Settings):
     """Replace a folder that heedful migrate wrote."""
     version: str | None = None
     """Version of the library that the file was written for, such as 0.9.6: defaults changed from one to the next. None is the
-    newest one that has the trainer."""
+    newest one that has the trainer and most of the file's settings."""
     arguments: str = ""
-    """What is given on the script's command line, in quotes: --arguments="--learning_rate 1e-5 --use_peft"."""
+    """What is given on the script's command line, in quotes: --arguments="--learning_rate 1e-5 --use_peft". A YAML file that
+    --config names there is read too."""
     processes: Annotated[int, POSITIVE] = 1
     """Processes (GPUs) that the file was written for. Batch sizes are per process there, and of all together in heedful."""
 

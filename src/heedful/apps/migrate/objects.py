@@ -95,7 +95,7 @@ def _loaded(call: Made, split: str) -> str:
     is_plain = isinstance(path, str) and config is None and not {"data_dir", "data_files"} & set(call.kwargs)
     if not is_plain or not (given is None or isinstance(given, str)):
         return ""
-    files = _files_of(Path(path), given or "train")
+    files = _files_of(Path(str(path)), given or "train")
     if len(files) == 1:
         return str(files[0])
     return f"{path}:{given}" if given and given != "train" else str(path)
@@ -137,8 +137,7 @@ def functions_file(script: Script, wanted: Sequence[Function]) -> tuple[str, lis
     seen: set[str] = set()
     missing: set[str] = set()
     while left:
-        node = left.pop()
-        for name in _read_names(node) - seen:
+        for name in _read_names(left.pop()) - seen:
             seen.add(name)
             bound = top.get(name, [])
             usable = [one for one in bound if not _is_of_a_run(one)]
@@ -149,9 +148,9 @@ def functions_file(script: Script, wanted: Sequence[Function]) -> tuple[str, lis
                 if one.lineno not in needed:
                     needed[one.lineno] = one
                     left.append(one)
-    for one in wanted:
-        if isinstance(one.node, ast.stmt):
-            needed[one.node.lineno] = one.node
+    for function in wanted:
+        if isinstance(function.node, ast.stmt):
+            needed[function.node.lineno] = function.node
     parts = {line: _dedented(script, needed[line], needed[line] in nested) for line in sorted(needed)}
     imports = [part for line, part in parts.items() if isinstance(needed[line], ast.Import | ast.ImportFrom)]
     others = [part for line, part in parts.items() if not isinstance(needed[line], ast.Import | ast.ImportFrom)]

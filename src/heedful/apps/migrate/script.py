@@ -411,8 +411,8 @@ class Script:
             return made
         if isinstance(callee, Named):
             plain = _builtin(callee.name, args, kwargs)
-            made = self._made(callee.name, args, kwargs, node) if plain is None else None
-            return plain[0] if plain else tuple(args) if callee.last in SAME else made
+            new = None if plain else self._made(callee.name, args, kwargs, node)
+            return plain[0] if plain else tuple(args) if callee.last in SAME else new
         if isinstance(callee, Made) and callee.last == "LengthSampler" and isinstance(node.func, ast.Name):
             return self._made("a length", [], {}, node, callee)
         if isinstance(node.func, ast.Attribute):
