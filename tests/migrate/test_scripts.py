@@ -68,6 +68,13 @@ def test_settings_for_the_trainer_itself_are_read(migrated, row):
     assert row(folder, "TrainingArguments.evaluation_strategy")[0] == "Kept"
 
 
+def test_a_default_does_not_replace_a_setting_of_another_name(migrated):
+    script = UNSLOTH.replace('dataset_text_field="正文"', "max_seq_length=512")
+    outcome, settings, _ = migrated("文.py", script)
+    assert settings["max_length"] == 512
+    assert "read as version 0.12" in outcome.err  # the last one whose trainer takes it itself
+
+
 def test_what_the_model_is_loaded_with_is_told(migrated, row):
     _, settings, folder = migrated(
         "偏好.py", dpo(loading="load_in_8bit=True, dtype=torch.bfloat16, 新=1", settings="bf16=False")

@@ -112,7 +112,8 @@ def origin(trainer: Made, script: Script) -> Origin:
         trainer.line,
     )
     is_general = isinstance(config, Made) and config.last == "TrainingArguments"
-    shown_version = "0.12" if trainer.last == "PPOv2Trainer" else ""
+    is_old = trainer.last == "PPOv2Trainer" or any(f"{one}.{name}" in found for one in own for name in arguments)
+    shown_version = "0.12" if is_old else ""  # later trainers do not take settings themselves
     first = "TrainingArguments" if is_general else ""
     return Origin(PEER, kind, found, lines, frozenset(sections), first, shown_version)
 

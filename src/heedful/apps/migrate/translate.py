@@ -59,6 +59,8 @@ class Translation:
     """heedful's settings."""
     rows: list[Row] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
+    _by_file: set[str] = field(default_factory=set)
+    """heedful's settings that the file sets, by whatever name."""
 
     @property
     def peer(self) -> Peer:
@@ -229,8 +231,9 @@ class Translation:
             taken = int(taken)  # top_k=0.0
         is_ours = taken == getattr(self.settings, ours, None)
         if is_given:
+            self._by_file.add(ours)
             self.row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken), setting.note)
-        elif not is_ours:
+        elif not is_ours and ours not in self._by_file:
             self.row("default", name, self.write(ours, taken), setting.note)
 
 
