@@ -333,3 +333,14 @@ def test_settings_that_are_none_leave_no_traceback(migrated, settings):
     outcome, _, _ = migrated("题.py", grpo(settings=settings))
     assert outcome.status in (0, 2)
     assert "Traceback" not in outcome.err
+
+
+def test_a_script_without_end_is_refused_soon(migrated):
+    loops = "".join(f"{'    ' * depth}for 数{depth} in 表:\n" for depth in range(8)) + "    " * 8 + "做(数7)\n"
+    outcome, _, _ = migrated("题.py", f"表 = {list(range(90))}\n{loops}" + grpo())
+    assert "题.py is too long to be followed to a trainer" in outcome.message
+
+
+def test_a_question_of_a_long_text_is_short(migrated):
+    _, _, folder = migrated("题.py", grpo(settings=f"learning_rate=查('{'长' * 5000}')"))
+    assert max(map(len, (folder / "grpo.yaml").read_text(encoding="utf-8").splitlines())) < 400

@@ -21,6 +21,8 @@ from heedful.errors import ConfigError
 from heedful.files import check_output_folder, complete_or_absent
 
 REPORT = "migration.md"
+LONGEST_LINE = 300
+"""Characters of an open question in a file of settings."""
 
 
 def migrate(config: MigrateConfig) -> Path:
@@ -47,6 +49,10 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
     done: list[str] = []
     runs: list[tuple[str, Translation]] = []
     steps, trainers = old_ppo.steps(script), later.trainers(script)
+    if script.is_cut and not steps and not trainers:
+        raise ConfigError(
+            f"{config.file} is too long to be followed to a trainer; leave out what is not of the training"
+        )
     if not steps and not trainers:
         raise ConfigError(_nothing_found(config.file, script))
     if steps:
@@ -77,6 +83,10 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
         files[name] = _finished(run, config.file)
         runs.append((trainer.last, run))
         done.append(f"`heedful {run.command} {output / name}`")
+    if script.is_cut:
+        runs[0][1].rows.append(
+            Row("question", "the script", "", "", "It is too long: what comes last in it was not read.")
+        )
     for one, value in script.left_over.items():
         runs[0][1].rows.append(
             Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument.")
@@ -200,7 +210,7 @@ def yaml_of(run: Translation, origin: Path) -> str:
     open_ones = [row for row in run.rows if row.fate == "question"]
     lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
     asked = [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
-    lines += list(dict.fromkeys(asked))
+    lines += list(dict.fromkeys(one if len(one) < LONGEST_LINE else f"{one[:LONGEST_LINE]} ..." for one in asked))
     written = {name: run.written[name] for name in run.hints if name in run.written}
     if "output" not in written:
         written["output"] = f"runs/{origin.stem}"

@@ -87,10 +87,17 @@ class Script:
         except RecursionError:
             raise ConfigError(f"{path}: it is nested too deeply to be read") from None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is so long that the rest was not followed."""
+        return self._nodes < 0
+
     def text(self, node: ast.AST) -> str:
         """The source of a node, on one line."""
         first, start = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
         last, end = (getattr(node, "end_lineno", None) or first + 1) - 1, getattr(node, "end_col_offset", None)
+        if first == last:
+            return " ".join(self._lines[first][start:end].decode("utf-8", "replace").split())
         lines = self._lines[first : last + 1]
         lines[-1:] = [lines[-1][:end]]
         lines[:1] = [lines[0][start:]]
