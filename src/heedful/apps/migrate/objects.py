@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.values import Function, Made, Named, shown
+from heedful.apps.migrate.values import Call, Function, Imported, source_text
 
 FILES = ("json", "csv", "parquet", "arrow", "text")
 """What ``load_dataset`` reads from files."""
@@ -15,15 +15,15 @@ UNCHANGED = ("set_format", "with_format", "shuffle", "[]", "to_iterable_dataset"
 
 def model_name(model: Any) -> Any:
     """The name of the model that is loaded, through models that wrap it and ``.to(device)``; or what stands there."""
-    while isinstance(model, Made):
-        if model.last in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+    while isinstance(model, Call):
+        if model.short_name in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
             named = {"pretrained_model_name_or_path", "model", "model_name"} & set(model.kwargs)
             inner = model.args[0] if model.args else model.kwargs[named.pop()] if named else None
             if inner is None:
                 return model
             model = inner
-        elif model.name in (".to", ".cuda", ".eval", ".train", ".merge_and_unload") and model.of is not None:
-            model = model.of
+        elif model.name in (".to", ".cuda", ".eval", ".train", ".merge_and_unload") and model.owner is not None:
+            model = model.owner
         else:
             return model
     return model
@@ -31,17 +31,17 @@ def model_name(model: Any) -> Any:
 
 def data_name(data: Any) -> tuple[str, str]:
     """heedful's name of a data set, empty if it has none, and what has to be done."""
-    steps: list[Made] = []
+    steps: list[Call] = []
     split = ""
-    while isinstance(data, Made) and data.last != "load_dataset":
+    while isinstance(data, Call) and data.short_name != "load_dataset":
         if data.name == "[]" and data.args and isinstance(data.args[0], str):
             split = split or data.args[0]
         if data.name not in UNCHANGED:
             steps.append(data)
-        data = data.of if data.of is not None else data.args[0] if data.args else None
+        data = data.owner if data.owner is not None else data.args[0] if data.args else None
     if isinstance(data, tuple | list) and data:
         data = data[0]
-    name = _loaded(data, split) if isinstance(data, Made) else ""
+    name = _loaded(data, split) if isinstance(data, Call) else ""
     changed = [one for one in reversed(steps) if one.name.startswith(".")]
     if not name or changed:
         what = (
@@ -57,7 +57,7 @@ def data_name(data: Any) -> tuple[str, str]:
     return name, ""
 
 
-def _loaded(call: Made, split: str) -> str:
+def _loaded(call: Call, split: str) -> str:
     """What ``load_dataset`` reads, with its split."""
     path = call.args[0] if call.args else call.kwargs.get("path")
     config = call.args[1] if len(call.args) > 1 else call.kwargs.get("name")
@@ -77,14 +77,14 @@ def _loaded(call: Made, split: str) -> str:
     return f"{path}:{given}" if given and given != "train" else str(path)
 
 
-def adapters(model: Any, given: Any) -> Made | None:
+def lora_config(model: Any, given: Any) -> Call | None:
     """The LoraConfig of a trainer or of its model."""
-    if isinstance(given, Made):
+    if isinstance(given, Call):
         return given
-    while isinstance(model, Made):
-        if isinstance(model.kwargs.get("peft_config"), Made):
+    while isinstance(model, Call):
+        if isinstance(model.kwargs.get("peft_config"), Call):
             return model.kwargs["peft_config"]
-        if model.last == "get_peft_model" and len(model.args) > 1 and isinstance(model.args[1], Made):
+        if model.short_name == "get_peft_model" and len(model.args) > 1 and isinstance(model.args[1], Call):
             return model.args[1]
         model = model.args[0] if model.args else None
     return None
@@ -151,9 +151,9 @@ def reward_name(reward: Any) -> tuple[str, str]:
     """heedful's name of a reward, empty if it has none, and what differs."""
     if isinstance(reward, str):
         return f"model:{reward}", ""
-    if isinstance(reward, Made) and isinstance(model_name(reward), str):
+    if isinstance(reward, Call) and isinstance(model_name(reward), str):
         return f"model:{model_name(reward)}", ""
-    if isinstance(reward, Named):
+    if isinstance(reward, Imported):
         return TRL_REWARDS.get(
             reward.name.rpartition(".")[2],
             (
@@ -161,7 +161,7 @@ def reward_name(reward: Any) -> tuple[str, str]:
                 f"{reward.name} is a function of a library: call it in a function of a file, python:FILE.py:FUNCTION.",
             ),
         )
-    return "", f"{shown(reward)}: put the function into a file, and name it python:FILE.py:FUNCTION."
+    return "", f"{source_text(reward)}: put the function into a file, and name it python:FILE.py:FUNCTION."
 
 
 TRL_REWARDS = {

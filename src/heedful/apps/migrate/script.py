@@ -13,14 +13,14 @@ from typing import Any
 
 from heedful.apps.migrate.values import (
     LONGEST,
+    Call,
     Class,
     Function,
-    Made,
-    Named,
+    Imported,
     Unknown,
+    certainly_equal,
     is_plain,
-    same,
-    truth,
+    truth_value,
 )
 from heedful.errors import ConfigError
 
@@ -34,7 +34,7 @@ OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-ASKED_FOR = {"get_peft_config": ("use_peft",), "get_quantization_config": ("load_in_4bit", "load_in_8bit")}
+NONE_UNLESS = {"get_peft_config": ("use_peft",), "get_quantization_config": ("load_in_4bit", "load_in_8bit")}
 """Functions of TRL that return None unless one of these settings is on."""
 
 
@@ -64,7 +64,7 @@ class Script:
     ) -> None:
         self.path, self.source = path, source
         self.tree = _parsed(path, source)
-        self.calls: list[Made] = []
+        self.calls: list[Call] = []
         self.left_over = dict(arguments or {})
         self._arguments, self._default = dict(arguments or {}), default
         self._lines = [line.encode() for line in source.split("\n")]
@@ -119,10 +119,10 @@ class Script:
     def _follow_Import(self, node: ast.Import, names: Names) -> None:
         for one in node.names:
             top = one.name.partition(".")[0]
-            names[one.asname or top] = Named(one.name if one.asname else top)
+            names[one.asname or top] = Imported(one.name if one.asname else top)
 
     def _follow_ImportFrom(self, node: ast.ImportFrom, names: Names) -> None:
-        names.update({one.asname or one.name: Named(f"{node.module or ''}.{one.name}") for one in node.names})
+        names.update({one.asname or one.name: Imported(f"{node.module or ''}.{one.name}") for one in node.names})
 
     def _follow_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         names[node.name] = Function(node.name, node, names)
@@ -137,7 +137,7 @@ class Script:
         for one in node.body:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 given = self._unknown(one) if one.value is None else self.value(one.value, names)
-                if isinstance(given, Made) and given.last == "field":
+                if isinstance(given, Call) and given.short_name == "field":
                     given = given.kwargs.get("default", self._unknown(one))
                 found[one.target.id] = given
         names[node.name] = Class(node.name, found)
@@ -162,7 +162,7 @@ class Script:
         return [None if node.value is None else self.value(node.value, names)]
 
     def _follow_If(self, node: ast.If, names: Names) -> list[Any] | None:
-        holds = truth(self.value(node.test, names))
+        holds = truth_value(self.value(node.test, names))
         if holds is not None:
             return self._follow(node.body if holds else node.orelse, names)
         other = dict(names)
@@ -170,7 +170,7 @@ class Script:
         open_ones = [
             name
             for name in names | other
-            if not same(names.get(name), other.get(name)) or (name in names) != (name in other)
+            if not certainly_equal(names.get(name), other.get(name)) or (name in names) != (name in other)
         ]
         names.update(
             {name: Unknown(f"{name}, which depends on: if {self.text(node.test)}", node.lineno) for name in open_ones}
@@ -211,13 +211,13 @@ class Script:
                 self._bind(one, value[place] if known else self._item(value, place, target), names)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, names)
-            if isinstance(owner, Made):
+            if isinstance(owner, Call):
                 owner.kwargs[target.attr] = value
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, names), self.value(target.slice, names)
             if isinstance(owner, dict) and isinstance(key, str):
                 owner[key] = value
-            elif isinstance(owner, Made) and isinstance(key, str):
+            elif isinstance(owner, Call) and isinstance(key, str):
                 owner.kwargs[f"[{key}]"] = value
 
     # expressions ------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Script:
         return node.value
 
     def _value_Name(self, node: ast.Name, names: Names) -> Any:
-        return names[node.id] if node.id in names else Named(node.id) if node.id in BUILTINS else self._unknown(node)
+        return names[node.id] if node.id in names else Imported(node.id) if node.id in BUILTINS else self._unknown(node)
 
     def _value_List(self, node: ast.List, names: Names) -> list[Any]:
         return [self.value(one, names) for one in node.elts]
@@ -247,16 +247,16 @@ class Script:
 
     def _value_Attribute(self, node: ast.Attribute, names: Names) -> Any:
         owner = self.value(node.value, names)
-        if isinstance(owner, Named):
-            return Named(f"{owner.name}.{node.attr}")
-        if not isinstance(owner, Made):
+        if isinstance(owner, Imported):
+            return Imported(f"{owner.name}.{node.attr}")
+        if not isinstance(owner, Call):
             return self._unknown(node)
         if node.attr in owner.kwargs:
             return owner.kwargs[node.attr]
         given = owner.command_line or {}
-        found = [given[node.attr]] if node.attr in given else self._default(owner.last, node.attr)
+        found = [given[node.attr]] if node.attr in given else self._default(owner.short_name, node.attr)
         is_config = owner.name.startswith("trl.") and found
-        return found[0] if is_config else Made(f".{node.attr}", [], {}, node.lineno, self.text(node), owner)
+        return found[0] if is_config else Call(f".{node.attr}", [], {}, node.lineno, self.text(node), owner)
 
     def _value_Subscript(self, node: ast.Subscript, names: Names) -> Any:
         return self._item(self.value(node.value, names), self.value(node.slice, names), node)
@@ -266,15 +266,15 @@ class Script:
             return owner[key]
         if isinstance(owner, dict) and isinstance(key, str | int) and key in owner:
             return owner[key]
-        if isinstance(owner, Made):
-            return owner.kwargs.get(f"[{key}]") or Made("[]", [key], {}, node.lineno, self.text(node), owner)
+        if isinstance(owner, Call):
+            return owner.kwargs.get(f"[{key}]") or Call("[]", [key], {}, node.lineno, self.text(node), owner)
         return self._unknown(node)
 
     def _value_Lambda(self, node: ast.Lambda, names: Names) -> Function:
         return Function("a lambda", node, names)
 
     def _value_IfExp(self, node: ast.IfExp, names: Names) -> Any:
-        holds = truth(self.value(node.test, names))
+        holds = truth_value(self.value(node.test, names))
         both = self.value(node.body, names), self.value(node.orelse, names)
         return self._unknown(node) if holds is None else both[0] if holds else both[1]
 
@@ -282,7 +282,7 @@ class Script:
         value: Any = None
         for one in node.values:
             value = self.value(one, names)
-            holds = truth(value)
+            holds = truth_value(value)
             if holds is None:
                 return self._unknown(node)
             if holds is isinstance(node.op, ast.Or):
@@ -291,8 +291,8 @@ class Script:
 
     def _value_UnaryOp(self, node: ast.UnaryOp, names: Names) -> Any:
         given = self.value(node.operand, names)
-        if isinstance(node.op, ast.Not) and truth(given) is not None:
-            return not truth(given)
+        if isinstance(node.op, ast.Not) and truth_value(given) is not None:
+            return not truth_value(given)
         if isinstance(node.op, ast.USub) and isinstance(given, int | float):
             return -given
         return self._unknown(node)
@@ -322,7 +322,7 @@ class Script:
 
     def _operation(self, op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
         """Of numbers and texts of ordinary size; a list plus a list; whether something is in a list."""
-        if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Made) and left.is_object:
+        if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Call) and left.is_object:
             return isinstance(op, ast.IsNot)
         if isinstance(op, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict) and is_plain(left):
             return (left in right) is isinstance(op, ast.In) if all(map(is_plain, right)) else self._unknown(node)
@@ -350,19 +350,19 @@ class Script:
         if isinstance(callee, Function):
             return self._run(callee, args, kwargs, node)
         if isinstance(callee, Class):
-            return self._made(
+            return self._add_call(
                 callee.name, args, callee.fields | dict(zip(callee.fields, args, strict=False)) | kwargs, node
             )
-        if isinstance(callee, Named):
+        if isinstance(callee, Imported):
             plain = _builtin(callee.name, args, kwargs)
-            return plain[0] if plain else self._made(callee.name, args, kwargs, node)
+            return plain[0] if plain else self._add_call(callee.name, args, kwargs, node)
         if isinstance(node.func, ast.Attribute):
-            owner = callee.of if isinstance(callee, Made) else self.value(node.func.value, names)
+            owner = callee.owner if isinstance(callee, Call) else self.value(node.func.value, names)
             return self._method(node.func.attr, owner, args, kwargs, node)
         return self._unknown(node)
 
-    def _made(self, name: str, args: list[Any], kwargs: Names, node: ast.Call, of: Any = None) -> Made:
-        made = Made(name, args, kwargs, node.lineno, self.text(node), of)
+    def _add_call(self, name: str, args: list[Any], kwargs: Names, node: ast.Call, owner: Any = None) -> Call:
+        made = Call(name, args, kwargs, node.lineno, self.text(node), owner)
         made.lines |= {one.arg: one.value.lineno for one in node.keywords if one.arg is not None}
         self.calls.append(made)
         return made
@@ -387,30 +387,34 @@ class Script:
         return None if returned is None else returned[0]
 
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
-        made = self._made(f".{name}", args, kwargs, node, owner)
+        made = self._add_call(f".{name}", args, kwargs, node, owner)
         if isinstance(owner, dict):
             if name == "get" and args and isinstance(args[0], str):
                 return owner.get(args[0], args[1] if len(args) > 1 else None)
             if name == "update" and args and isinstance(args[0], dict):
                 owner.update(args[0])
-        elif isinstance(owner, Made) and owner.last in ("HfArgumentParser", "TrlParser") and name.startswith("parse"):
+        elif (
+            isinstance(owner, Call)
+            and owner.short_name in ("HfArgumentParser", "TrlParser")
+            and name.startswith("parse")
+        ):
             of = owner.args[0] if owner.args else owner.kwargs.get("dataclass_types", [])
             return tuple(self._parsed_class(one, node) for one in (of if isinstance(of, list | tuple) else [of]))
-        elif isinstance(owner, Made) and owner.last == "ArgumentParser":
+        elif isinstance(owner, Call) and owner.short_name == "ArgumentParser":
             if name == "add_argument":
                 self._add_argument(owner, args, kwargs, node)
             if name in ("parse_args", "parse_known_args"):
                 fields = {flag[2:]: given for flag, given in owner.kwargs.items() if flag.startswith("--")}
-                found = Made("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
+                found = Call("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
                 return found if name == "parse_args" else (found, [])
         return made
 
     def _parsed_class(self, of: Any, node: ast.Call) -> Any:
         """A dataclass that a parser fills from the command line; of a library's its users know which arguments it has."""
         if isinstance(of, Class):
-            return Made(of.name, [], of.fields | self._taken(of.fields), node.lineno, self.text(node))
-        if isinstance(of, Named):
-            made = Made(of.name, [], {}, node.lineno, self.text(node), command_line=dict(self._arguments))
+            return Call(of.name, [], of.fields | self._taken(of.fields), node.lineno, self.text(node))
+        if isinstance(of, Imported):
+            made = Call(of.name, [], {}, node.lineno, self.text(node), command_line=dict(self._arguments))
             self.calls.append(made)
             return made
         return self._unknown(node)
@@ -421,7 +425,7 @@ class Script:
             self.left_over.pop(name, None)
         return found
 
-    def _add_argument(self, parser: Made, args: list[Any], kwargs: Names, node: ast.Call) -> None:
+    def _add_argument(self, parser: Call, args: list[Any], kwargs: Names, node: ast.Call) -> None:
         flags = sorted((one for one in args if isinstance(one, str)), key=lambda one: not one.startswith("--"))
         if not flags:
             return
@@ -431,7 +435,7 @@ class Script:
         is_open = kwargs.get("required") is True or not flags[0].startswith("-")
         default = kwargs.get("default", self._unknown(node) if is_open else switch)
         kind = kwargs.get("type")
-        if isinstance(kind, Named) and isinstance(default, str):
+        if isinstance(kind, Imported) and isinstance(default, str):
             default = (_builtin(kind.name, [default], {}) or [default])[0]
         parser.kwargs[f"--{name}"] = default
 
@@ -449,12 +453,12 @@ def _builtin(name: str, args: list[Any], kwargs: Names) -> list[Any] | None:
             found = [{"int": int, "float": float, "str": str}[name](first)]
         except (ValueError, OverflowError):
             found = None
-    elif name == "getattr" and isinstance(first, Made) and isinstance(args[1], str):
+    elif name == "getattr" and isinstance(first, Call) and isinstance(args[1], str):
         has = args[1] in first.kwargs
         found = [first.kwargs[args[1]]] if has else [args[2]] if len(args) > 2 else None
-    elif name.startswith("trl.") and name.rpartition(".")[2] in ASKED_FOR and isinstance(first, Made):
+    elif name.startswith("trl.") and name.rpartition(".")[2] in NONE_UNLESS and isinstance(first, Call):
         settings = first.kwargs if first.command_line is None else first.command_line
-        found = None if any(settings.get(one) for one in ASKED_FOR[name.rpartition(".")[2]]) else [None]
+        found = None if any(settings.get(one) for one in NONE_UNLESS[name.rpartition(".")[2]]) else [None]
     return found
 
 

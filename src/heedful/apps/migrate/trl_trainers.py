@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from heedful.apps.migrate import common
-from heedful.apps.migrate.objects import adapters, data_name, functions_file, model_name, reward_name
+from heedful.apps.migrate.objects import data_name, functions_file, lora_config, model_name, reward_name
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.translate import Origin, Row, Translation, text
-from heedful.apps.migrate.values import Function, Made, Named, shown
+from heedful.apps.migrate.translate import Origin, Row, Translation, yaml_text
+from heedful.apps.migrate.values import Call, Function, Imported, source_text
 from heedful.configs.peers import peers
 
 PEER = "trl"
 REWARDS = "rewards.py"
-PLACES = {
+POSITIONAL = {
     "DPOTrainer": ("model", "ref_model", "args"),
     "KTOTrainer": ("model", "ref_model", "args", "train_dataset"),
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset"),
@@ -34,24 +34,26 @@ IMPORTANCE = (
 )  # fmt: skip
 
 
-def trainers(script: Script) -> list[Made]:
+def trainers(script: Script) -> list[Call]:
     """The trainers of TRL that a script makes, but PPOTrainers of which it calls ``step``."""
     known = {one.name or name for name, one in peers()[PEER].trainers.items()}
-    stepped = [one.of for one in script.calls if one.name == ".step"]
-    return [one for one in script.calls if one.name.startswith("trl") and one.last in known and one not in stepped]
+    stepped = [one.owner for one in script.calls if one.name == ".step"]
+    return [
+        one for one in script.calls if one.name.startswith("trl") and one.short_name in known and one not in stepped
+    ]
 
 
-def kind_of(trainer: Made) -> str:
+def table_name(trainer: Call) -> str:
     """The trainer's entry in the table: RLOOTrainer of before 0.22 has one of its own."""
-    is_old = trainer.last == "RLOOTrainer" and bool({"policy", "reward_model", "config"} & set(trainer.kwargs))
-    return "OldRLOOTrainer" if is_old else trainer.last
+    is_old = trainer.short_name == "RLOOTrainer" and bool({"policy", "reward_model", "config"} & set(trainer.kwargs))
+    return "OldRLOOTrainer" if is_old else trainer.short_name
 
 
-def origin(trainer: Made, script: Script) -> Origin:
+def read_origin(trainer: Call, script: Script) -> Origin:
     """What the script sets."""
-    kind = kind_of(trainer)
+    kind = table_name(trainer)
     table = peers()[PEER].settings(kind)
-    arguments = dict(zip(PLACES.get(kind, ("model", "args")), trainer.args, strict=False)) | trainer.kwargs
+    arguments = dict(zip(POSITIONAL.get(kind, ("model", "args")), trainer.args, strict=False)) | trainer.kwargs
     own = peers()[PEER].trainers[kind].config
     found: dict[str, Any] = {}
     lines: dict[str, int] = {}
@@ -63,22 +65,22 @@ def origin(trainer: Made, script: Script) -> Origin:
             found[f"{section}.{name}"], lines[f"{section}.{name}"] = value, where.get(name, line)
 
     config = arguments.pop("args", arguments.pop("config", None))
-    if isinstance(config, Made):
+    if isinstance(config, Call):
         placed = {"output_dir" if place == 0 else f"argument {place + 1}": one for place, one in enumerate(config.args)}
         take(placed, own, {}, config.line)
         take(config.kwargs, own, config.lines, config.line)
     for one in script.calls:  # dataclasses that a parser fills, with the arguments of the command line
         if one.command_line is not None:
-            among = own if one is config else (one.last,)
-            if among != own and f"{one.last}." not in {f"{key.partition('.')[0]}." for key in table}:
+            among = own if one is config else (one.short_name,)
+            if among != own and f"{one.short_name}." not in {f"{key.partition('.')[0]}." for key in table}:
                 continue
-            sections.add(one.last)
-            taken = {name: value for name, value in one.command_line.items() if _section(table, among, name)}
+            sections.add(one.short_name)
+            taken = {name: value for name, value in one.command_line.items() if _is_known(table, among, name)}
             take(taken, among, {}, one.line)
             for name in taken:
                 script.left_over.pop(name, None)
-    lora = adapters(arguments.get("model"), arguments.pop("peft_config", None))
-    if isinstance(lora, Made) and lora.last == "LoraConfig":
+    lora = lora_config(arguments.get("model"), arguments.pop("peft_config", None))
+    if isinstance(lora, Call) and lora.short_name == "LoraConfig":
         sections.add("LoraConfig")
         take(
             dict(zip(("task_type", "peft_type"), lora.args, strict=False)) | lora.kwargs,
@@ -87,7 +89,7 @@ def origin(trainer: Made, script: Script) -> Origin:
             lora.line,
         )
         found["arguments.peft_config"], lines["arguments.peft_config"] = lora, lora.line
-    bits = next((one for one in script.calls if one.last == "BitsAndBytesConfig"), None)
+    bits = next((one for one in script.calls if one.short_name == "BitsAndBytesConfig"), None)
     if bits is not None:
         sections.add("BitsAndBytesConfig")
         take(bits.kwargs, ("BitsAndBytesConfig",), bits.lines, bits.line)
@@ -100,13 +102,13 @@ def origin(trainer: Made, script: Script) -> Origin:
     return Origin(PEER, kind, found, lines, frozenset(sections))
 
 
-def _section(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> bool:
+def _is_known(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> bool:
     return any(f"{section}.{name}" in table for section in among)
 
 
-def read(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
+def translate_groups(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
-    run.read(
+    run.claim(
         "arguments.peft_config",
         "arguments.quantization_config",
         "resume_from_checkpoint",
@@ -114,15 +116,15 @@ def read(run: Translation, script: Script, files: dict[str, str], output: Path) 
         "log_completions",
     )
     for name in ("resume_from_checkpoint", "run_name", "log_completions"):
-        if run.key(name) in run.given:
-            run.row("none", name)
+        if run.full_name(name) in run.given:
+            run.add_row("none", name)
     _models(run, script, files, output)
     _data(run)
     _lora(run)
     common.dtype(run)
     _model_kwargs(run)
     common.trackers(run)
-    common.machines(run)
+    common.several_processes(run)
     if run.command in ("grpo", "ppo", "online-dpo"):
         _rollouts(run)
     else:
@@ -134,18 +136,18 @@ def read(run: Translation, script: Script, files: dict[str, str], output: Path) 
 
 def _models(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
     paths = ("sft_model_path", "reward_model_path", "reward_model_name_or_path", "GRPOScriptArguments.reward_funcs")
-    run.read(*(f"arguments.{name}" for name in MODELS), *paths, "processing_class", "tokenizer", "data_collator")
+    run.claim(*(f"arguments.{name}" for name in MODELS), *paths, "processing_class", "tokenizer", "data_collator")
     policy = next((name for name in ("arguments.model", "arguments.policy") if name in run.given), "arguments.model")
     named = model_name(run.value(policy))
     ours = run.write("model", named) if isinstance(named, str) else "model: ?"
-    run.row("kept" if isinstance(named, str) else "question", policy, ours)
+    run.add_row("kept" if isinstance(named, str) else "question", policy, ours)
     for name in ("arguments.ref_model", "arguments.ref_policy"):
         if name in run.given:
             reference = model_name(run.value(name))
-            is_same = reference == named or "create_reference_model" in shown(run.value(name))
+            is_same = reference == named or "create_reference_model" in source_text(run.value(name))
             known = isinstance(reference, str) or is_same
             mine = "" if is_same else run.write("reference", reference) if known else "reference: ?"
-            run.row(
+            run.add_row(
                 "kept" if known else "question",
                 name,
                 mine or "reference: none",
@@ -157,11 +159,11 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
         _critic(run)
     for name in ("processing_class", "tokenizer"):
         if f"arguments.{name}" in run.given:
-            run.row("none", f"arguments.{name}")
+            run.add_row("none", f"arguments.{name}")
     collator = "arguments.data_collator"
     if collator in run.given:
-        is_ours = "CompletionOnly" in shown(run.value(collator))
-        run.row("kept" if is_ours else "lost", collator, run.write("loss_on", "response") if is_ours else "")
+        is_ours = "CompletionOnly" in source_text(run.value(collator))
+        run.add_row("kept" if is_ours else "lost", collator, run.write("loss_on", "response") if is_ours else "")
 
 
 def _rewards(run: Translation, script: Script, files: dict[str, str], output: Path) -> None:
@@ -172,7 +174,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     value = run.value(key) if key else run.value("reward_model_path")
     rewards = value if isinstance(value, list | tuple) else [] if value is None else [value]
     functions = [one for one in rewards if isinstance(one, Function) and not one.name.startswith("a ")]
-    library = [one for one in rewards if isinstance(one, Named) and not reward_name(one)[0]]
+    library = [one for one in rewards if isinstance(one, Imported) and not reward_name(one)[0]]
     names: list[str] = []
     for one in rewards:
         if one in functions or one in library:
@@ -182,7 +184,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             names += [name] if name else []
             if note:
                 fate = "differs" if name else "question"
-                run.rows.append(Row(fate, f"reward {shown(one)}", "", name, note, run.origin.lines.get(key)))  # type: ignore[arg-type]
+                run.rows.append(Row(fate, f"reward {source_text(one)}", "", name, note, run.origin.lines.get(key)))  # type: ignore[arg-type]
     if functions or library:
         imports = "".join(
             f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library
@@ -194,9 +196,9 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
         )
     if names:
         run.write("rewards", names)
-        run.row("kept", key or "reward_model_path", f"rewards: {text(names)}")
+        run.add_row("kept", key or "reward_model_path", f"rewards: {yaml_text(names)}")
     else:
-        run.rows.append(Row("question", key or "the rewards", shown(value) if key else "", "rewards: ?",
+        run.rows.append(Row("question", key or "the rewards", source_text(value) if key else "", "rewards: ?",
                             "python:FILE.py:FUNCTION, model:PATH or verify:math.", run.origin.lines.get(key)))  # fmt: skip
 
 
@@ -205,28 +207,30 @@ def _critic(run: Translation) -> None:
     if "arguments.value_model" not in run.given:
         return
     if isinstance(value, str) and value == reward:
-        run.row("kept", "arguments.value_model", run.write("critic", "reward"))
+        run.add_row("kept", "arguments.value_model", run.write("critic", "reward"))
     elif isinstance(value, str):
-        run.row("differs", "arguments.value_model", run.write("value_model", value))
+        run.add_row("differs", "arguments.value_model", run.write("value_model", value))
     else:
-        run.row("question", "arguments.value_model", "value_model: ?")
+        run.add_row("question", "arguments.value_model", "value_model: ?")
 
 
 def _data(run: Translation) -> None:
-    run.read(
+    run.claim(
         "dataset_name", "dataset_train_split", "dataset_test_split", "arguments.train_dataset", "arguments.eval_dataset"
     )
     evaluates = str(run.value("eval_strategy")).rpartition(".")[2].lower() not in ("no", "none")
     for name, ours in (("arguments.train_dataset", "data"), ("arguments.eval_dataset", "eval_data")):
         if name not in run.given or (ours == "eval_data" and not evaluates and run.command != "ppo"):
             if name in run.given:
-                run.row("none", name, note="eval_strategy is no, so nothing is evaluated.")
+                run.add_row("none", name, note="eval_strategy is no, so nothing is evaluated.")
             continue
         place, note = data_name(run.value(name))
-        run.row("kept" if place else "question", name, run.write(ours, place) if place else f"{ours}: ?", note or None)
+        run.add_row(
+            "kept" if place else "question", name, run.write(ours, place) if place else f"{ours}: ?", note or None
+        )
     for name in ("dataset_name", "dataset_train_split", "dataset_test_split"):
-        if run.key(name) in run.given:
-            run.row("kept", name, f"data: {run.written.get('data', '?')}")
+        if run.full_name(name) in run.given:
+            run.add_row("kept", name, f"data: {run.written.get('data', '?')}")
 
 
 def _lora(run: Translation) -> None:
@@ -247,55 +251,55 @@ def _lora(run: Translation) -> None:
         "LoraConfig.use_rslora",
     )
     bits = ("ModelConfig.load_in_4bit", "BitsAndBytesConfig.load_in_4bit", "BitsAndBytesConfig.bnb_4bit_compute_dtype")
-    run.read(*mine, *theirs, *bits)
+    run.claim(*mine, *theirs, *bits)
     is_own = "arguments.peft_config" in run.given
     if not is_own and run.value("use_peft") is not True:
         for name in mine:
-            if run.key(name) in run.given:
-                run.row("none", name, note="use_peft is not given, so every weight is trained.")
+            if run.full_name(name) in run.given:
+                run.add_row("none", name, note="use_peft is not given, so every weight is trained.")
         return
     rank, alpha, dropout, targets, scaled = theirs if is_own else mine[1:]
-    if run.asks(rank, alpha, ours="lora_rank"):
+    if run.ask_if_unknown(rank, alpha, ours="lora_rank"):
         return
     numbers = run.number(rank), run.number(alpha)
     if numbers[0] is not None and numbers[1] is not None:
         factor = numbers[0] ** 0.5 if run.value(scaled) is True else 1.0
-        run.became(rank, run.write("lora_rank", int(numbers[0])))
-        run.became(alpha, run.write("lora_alpha", numbers[1] * factor))
+        run.add_written_row(rank, run.write("lora_rank", int(numbers[0])))
+        run.add_written_row(alpha, run.write("lora_alpha", numbers[1] * factor))
     wanted = run.value(targets)
     if wanted is None:
-        run.row("question", targets, "lora_targets: ?")
-    elif isinstance(wanted, str | list | tuple) and not run.asks(targets, ours="lora_targets"):
-        run.became(
+        run.add_row("question", targets, "lora_targets: ?")
+    elif isinstance(wanted, str | list | tuple) and not run.ask_if_unknown(targets, ours="lora_targets"):
+        run.add_written_row(
             targets, run.write("lora_targets", wanted if isinstance(wanted, str) else ",".join(map(str, wanted)))
         )
     if run.number(dropout):
-        run.row("lost", dropout)
-    if run.key(scaled) in run.given:
-        run.row("kept", scaled)
+        run.add_row("lost", dropout)
+    if run.full_name(scaled) in run.given:
+        run.add_row("kept", scaled)
     for name in bits[:2]:
         if run.value(name) is True:
-            run.became(name, run.write("quantize", "4bit"))
+            run.add_written_row(name, run.write("quantize", "4bit"))
     if bits[2] in run.given:
-        run.row("none", bits[2])
+        run.add_row("none", bits[2])
 
 
 def _model_kwargs(run: Translation) -> None:
     """The dtype of the weights."""
     names = ("model_init_kwargs", "ModelConfig.dtype", "ModelConfig.torch_dtype")
-    run.read(*names)
+    run.claim(*names)
     for name in names:
-        if run.key(name) not in run.given:
+        if run.full_name(name) not in run.given:
             continue
         value = run.value(name)
         kind = (value.get("dtype", value.get("torch_dtype")) if isinstance(value, dict) else value) or ""
-        kind = (kind.name if isinstance(kind, Named) else str(kind)).rpartition(".")[2]
+        kind = (kind.name if isinstance(kind, Imported) else str(kind)).rpartition(".")[2]
         if "lora_rank" in run.written:
-            run.row("none", name, note="heedful trains adapters in float32; --dtype is that of the products.")
+            run.add_row("none", name, note="heedful trains adapters in float32; --dtype is that of the products.")
         elif kind in ("bfloat16", "float16"):
-            run.row("differs", name, run.write("weights_dtype", "bfloat16") if kind == "bfloat16" else "")
+            run.add_row("differs", name, run.write("weights_dtype", "bfloat16") if kind == "bfloat16" else "")
         else:
-            run.row("none", name)
+            run.add_row("none", name)
 
 
 def _rollouts(run: Translation) -> None:
@@ -309,8 +313,8 @@ def _rollouts(run: Translation) -> None:
         "num_train_epochs",
         "max_steps",
     )
-    run.read(*sizes)
-    if rows is None or run.asks(*sizes[:3], ours="rollout_batch_size"):
+    run.claim(*sizes)
+    if rows is None or run.ask_if_unknown(*sizes[:3], ours="rollout_batch_size"):
         return
     each, accumulated = (
         int(run.number("per_device_train_batch_size") or 1),
@@ -326,28 +330,28 @@ def _rollouts(run: Translation) -> None:
     elif run.trainer in ("PPOTrainer", "OldRLOOTrainer"):
         parts = run.number("num_mini_batches") or 1
     rollout = round(minibatch * parts)
-    run.became("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
-    run.became("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
-    source = next((name for name in sizes[:3] if run.key(name) in run.given), sizes[0])
-    run.became(source, run.write("rollout_batch_size", rollout))
+    run.add_written_row("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
+    run.add_written_row("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
+    source = next((name for name in sizes[:3] if run.full_name(name) in run.given), sizes[0])
+    run.add_written_row(source, run.write("rollout_batch_size", rollout))
     _steps(run, rollout, max(1, round(rollout / minibatch)))
     common.saving(run, batch_steps=False)
     common.schedule(run, run.written.get("steps"))
 
 
 def _steps(run: Translation, rollout: int, updates: int) -> None:
-    if run.asks("max_steps", "total_episodes", "num_train_epochs", ours="steps"):
+    if run.ask_if_unknown("max_steps", "total_episodes", "num_train_epochs", ours="steps"):
         return
     most, episodes = run.number("max_steps"), run.number("total_episodes")
     passes = run.number("num_iterations") or 1
     if most is not None and most > 0:
-        run.became(
+        run.add_written_row(
             "max_steps", run.write("steps", max(1, round(most / (updates * passes)))), differs=updates * passes > 1
         )
     elif episodes:
-        run.became("total_episodes", run.write("steps", -(-int(episodes) // rollout)))
+        run.add_written_row("total_episodes", run.write("steps", -(-int(episodes) // rollout)))
     else:
-        run.row(
+        run.add_row(
             "question",
             "num_train_epochs",
             "steps: ?",
@@ -357,58 +361,60 @@ def _steps(run: Translation, rollout: int, updates: int) -> None:
 
 def _sft(run: Translation) -> None:
     on, assistant, field, more = "completion_only_loss", "assistant_only_loss", "dataset_text_field", "dataset_kwargs"
-    run.read(on, assistant, field, more)
+    run.claim(on, assistant, field, more)
     if run.value(assistant) is True:
-        run.became(assistant, run.write("loss_on", "response"))
+        run.add_written_row(assistant, run.write("loss_on", "response"))
     elif isinstance(run.value(on), bool):
-        run.became(on, run.write("loss_on", "response" if run.value(on) else "all"))
+        run.add_written_row(on, run.write("loss_on", "response" if run.value(on) else "all"))
     else:
-        run.row("question", on, "loss_on: ?")
+        run.add_row("question", on, "loss_on: ?")
     name = run.value(field)
-    if isinstance(name, str) and name != "text" and run.key(field) in run.given:
-        run.became(field, run.write("columns", f"text={name}"))
-    if run.key(more) in run.given:
-        run.row("question", more)
+    if isinstance(name, str) and name != "text" and run.full_name(field) in run.given:
+        run.add_written_row(field, run.write("columns", f"text={name}"))
+    if run.full_name(more) in run.given:
+        run.add_row("question", more)
 
 
 def _dpo(run: Translation) -> None:
     if run.trainer == "CPOTrainer":
-        run.read("simpo_gamma")
+        run.claim("simpo_gamma")
         gamma, beta = run.number("simpo_gamma"), run.number("beta")
         if run.value("loss_type") == "simpo" and gamma is not None and beta:
-            run.became("simpo_gamma", run.write("target_margin", gamma / beta))
+            run.add_written_row("simpo_gamma", run.write("target_margin", gamma / beta))
         return
     if run.trainer != "DPOTrainer":
         return
-    run.read("loss_type", "loss_weights", "label_smoothing", "tools")
+    run.claim("loss_type", "loss_weights", "label_smoothing", "tools")
     kinds, weights = run.value("loss_type"), run.value("loss_weights")
     kinds = list(kinds) if isinstance(kinds, list | tuple) else [kinds]
-    table = run.table[run.key("loss_type")].values
+    table = run.table[run.full_name("loss_type")].values
     first = next((one for one in kinds if one in table), None)
     others = [one for one in kinds if one not in (first, "sft")]
     if first is None or others:
-        run.row("lost", "loss_type")
+        run.add_row("lost", "loss_type")
     else:
-        run.became("loss_type", run.write("loss", table[first]))
+        run.add_written_row("loss_type", run.write("loss", table[first]))
         if first == "sigmoid_norm":
             run.write("length_normalise", True)
         if "sft" in kinds:
             share = (
                 weights[kinds.index("sft")] / weights[kinds.index(first)] if isinstance(weights, list | tuple) else 1.0
             )
-            run.became("loss_weights", run.write("nll_coef", share))
+            run.add_written_row("loss_weights", run.write("nll_coef", share))
     smoothing = run.number("label_smoothing")
     if smoothing:
         acts = first == "robust" or (first == "sigmoid" and run.version in [f"0.{one}" for one in range(12, 29)])
-        run.row("kept" if acts else "none", "label_smoothing", run.write("label_smoothing", smoothing) if acts else "")
+        run.add_row(
+            "kept" if acts else "none", "label_smoothing", run.write("label_smoothing", smoothing) if acts else ""
+        )
 
 
 def _grpo(run: Translation) -> None:
     _vllm(run)
     if run.trainer != "GRPOTrainer":
-        run.read("reward_clip_range", "chat_template_kwargs", "max_prompt_length")
+        run.claim("reward_clip_range", "chat_template_kwargs", "max_prompt_length")
         return
-    run.read(
+    run.claim(
         "loss_type",
         "epsilon_high",
         "max_prompt_length",
@@ -416,57 +422,57 @@ def _grpo(run: Translation) -> None:
         "entropy_target",
         "chat_template_kwargs",
     )
-    run.read("max_tool_calling_iterations")
+    run.claim("max_tool_calling_iterations")
     kind = run.value("loss_type")
-    table = run.table[run.key("loss_type")].values
-    if not run.asks("loss_type", ours="loss_reduction"):
+    table = run.table[run.full_name("loss_type")].values
+    if not run.ask_if_unknown("loss_type", ours="loss_reduction"):
         if kind in table:
-            run.became("loss_type", run.write("loss_reduction", table[kind]), differs=kind == "bnpo")
+            run.add_written_row("loss_type", run.write("loss_reduction", table[kind]), differs=kind == "bnpo")
             if kind == "cispo":
                 run.write("policy_loss", "cispo")
         else:
-            run.row("lost", "loss_type")
+            run.add_row("lost", "loss_type")
     high = run.number("epsilon_high")
     if high is not None:
-        run.became("epsilon_high", run.write("clip_range_high", high - 1 if kind == "cispo" else high))
+        run.add_written_row("epsilon_high", run.write("clip_range_high", high - 1 if kind == "cispo" else high))
     longest = run.number("max_prompt_length")
     if longest is not None:
         run.write("too_long", "truncate")
-        run.became("max_prompt_length", run.write("max_prompt_tokens", int(longest)), differs=True)
+        run.add_written_row("max_prompt_length", run.write("max_prompt_tokens", int(longest)), differs=True)
     if run.value("use_adaptive_entropy") is True:
-        run.became("entropy_target", run.write("target_entropy", run.number("entropy_target")), differs=True)
+        run.add_written_row("entropy_target", run.write("target_entropy", run.number("entropy_target")), differs=True)
     turns = run.number("max_tool_calling_iterations")
-    if turns is not None and run.key("max_tool_calling_iterations") in run.given:
-        run.row("kept", "max_tool_calling_iterations", run.write("max_turns", int(turns) + 1))
+    if turns is not None and run.full_name("max_tool_calling_iterations") in run.given:
+        run.add_row("kept", "max_tool_calling_iterations", run.write("max_turns", int(turns) + 1))
     if isinstance(run.value("chat_template_kwargs"), dict):
-        run.row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
+        run.add_row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
     for name, ours in (("tools", "environment"), ("environment_factory", "environment"), ("rollout_func", "sampler")):
-        if run.read(f"arguments.{name}"):
-            run.row("question", f"arguments.{name}", f"{ours}: ?")
+        if run.claim(f"arguments.{name}"):
+            run.add_row("question", f"arguments.{name}", f"{ours}: ?")
 
 
 def _vllm(run: Translation) -> None:
     """Sampling by a server, and the correction for it."""
-    run.read("use_vllm", *SERVER, *IMPORTANCE)
+    run.claim("use_vllm", *SERVER, *IMPORTANCE)
     if run.value("use_vllm") is not True:
         for name in (*SERVER, *IMPORTANCE):
-            if run.key(name) in run.given:
-                run.row("none", name, note="use_vllm is not set, so it does nothing.")
+            if run.full_name(name) in run.given:
+                run.add_row("none", name, note="use_vllm is not set, so it does nothing.")
         return
     address, host, port = (run.value(name) for name in SERVER[1:4])
     place = address if isinstance(address, str) else f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
-    run.row("differs", "use_vllm", run.write("sampler", [f"vllm:{place}"]))
+    run.add_row("differs", "use_vllm", run.write("sampler", [f"vllm:{place}"]))
     for name in SERVER:
-        if run.key(name) in run.given:
-            run.row("differs", name)
+        if run.full_name(name) in run.given:
+            run.add_row("differs", name)
     if run.value(IMPORTANCE[0]) is not True:
         return
-    modes = run.table[run.key(IMPORTANCE[1])].values if run.key(IMPORTANCE[1]) in run.table else {}
+    modes = run.table[run.full_name(IMPORTANCE[1])].values if run.full_name(IMPORTANCE[1]) in run.table else {}
     mode = str(modes.get(str(run.value(IMPORTANCE[1])), "token-truncate"))
-    run.became(IMPORTANCE[1], run.write("importance", mode), differs=True)
+    run.add_written_row(IMPORTANCE[1], run.write("importance", mode), differs=True)
     cap = run.number(IMPORTANCE[3]) or run.number(IMPORTANCE[2])
     if cap:
-        run.became(IMPORTANCE[3], run.write("importance_high", cap))
+        run.add_written_row(IMPORTANCE[3], run.write("importance_high", cap))
     low = run.number(IMPORTANCE[4])
     if low is not None and mode.endswith("mask"):
-        run.became(IMPORTANCE[4], run.write("importance_low", low))
+        run.add_written_row(IMPORTANCE[4], run.write("importance_low", low))
