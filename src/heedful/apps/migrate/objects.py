@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.apps.migrate.script import Script
-from heedful.apps.migrate.values import Function, Made, Named, shown
+from heedful.apps.migrate.values import Call, Function, Imported, source_text
 
 FILES = ("json", "csv", "parquet", "arrow", "text")
 """What ``load_dataset`` reads from files."""
@@ -19,7 +19,7 @@ UNCHANGED = ("set_format", "with_format", "shuffle", "[]", "to_iterable_dataset"
 
 def model_name(model: Any) -> Any:
     """The name of the model that is loaded, through models that wrap it and ``.to(device)``; or what stands there."""
-    while isinstance(model, Made):
+    while isinstance(model, Call):
         inner = _inside(model)
         if inner is None:
             return model
@@ -27,42 +27,45 @@ def model_name(model: Any) -> Any:
     return model
 
 
-def loading(model: Any) -> Made | None:
+def loading(model: Any) -> Call | None:
     """The call of ``from_pretrained`` that loads a model."""
-    while isinstance(model, Made):
-        if model.last == "from_pretrained" and not isinstance(_inside(model), Made):
+    while isinstance(model, Call):
+        if model.short_name == "from_pretrained" and not isinstance(_inside(model), Call):
             return model
         model = _inside(model)
     return None
 
 
-def _inside(model: Made) -> Any:
+def _inside(model: Call) -> Any:
     """What a model wraps or is loaded from; None if it is made otherwise."""
-    if model.last in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
+    if model.short_name in ("from_pretrained", "from_config", "get_peft_model", "prepare_model_for_kbit_training"):
         named = [one for one in ("pretrained_model_name_or_path", "model", "model_name") if one in model.kwargs]
         return model.args[0] if model.args else model.kwargs[named[0]] if named else None
     is_pair = (
-        model.name == "[]" and model.args == [0] and isinstance(model.of, Made) and model.of.last == "from_pretrained"
+        model.name == "[]"
+        and model.args == [0]
+        and isinstance(model.owner, Call)
+        and model.owner.short_name == "from_pretrained"
     )
-    return model.of if is_pair or model.name in UNCHANGED_MODELS else None
+    return model.owner if is_pair or model.name in UNCHANGED_MODELS else None
 
 
 def data_name(data: Any) -> tuple[str, str]:
     """heedful's name of a data set, empty if it has none, and what has to be done."""
-    steps: list[Made] = []
+    steps: list[Call] = []
     split = ""
-    while isinstance(data, Made) and data.last != "load_dataset":
+    while isinstance(data, Call) and data.short_name != "load_dataset":
         if data.name == "[]" and data.args and isinstance(data.args[0], str):
             split = split or data.args[0]
         if data.name not in UNCHANGED:
             steps.append(data)
-        data = data.of if data.of is not None else data.args[0] if data.args else None
+        data = data.owner if data.owner is not None else data.args[0] if data.args else None
     if isinstance(data, tuple | list) and data:
         data = data[0]
-    name = _loaded(data, split) if isinstance(data, Made) else ""
+    name = _loaded(data, split) if isinstance(data, Call) else ""
     changed = [one for one in reversed(steps) if one.name.startswith(".")]
-    if not name and not changed and isinstance(data, Made) and not any(one.name.startswith(".") for one in steps):
-        said = f"{shown(data):.100}: if that is one file, folder or data set of a Hub, write its name."
+    if not name and not changed and isinstance(data, Call) and not any(one.name.startswith(".") for one in steps):
+        said = f"{source_text(data):.100}: if that is one file, folder or data set of a Hub, write its name."
         return "", f'{said} Otherwise add NAME_OF_THE_DATA_SET.save_to_disk("records") behind it, and write records.'
     if not name or changed:
         what = (
@@ -78,7 +81,7 @@ def data_name(data: Any) -> tuple[str, str]:
     return name, ""
 
 
-def _loaded(call: Made, split: str) -> str:
+def _loaded(call: Call, split: str) -> str:
     """What ``load_dataset`` reads, with its split."""
     path = call.args[0] if call.args else call.kwargs.get("path")
     config = call.args[1] if len(call.args) > 1 else call.kwargs.get("name")
@@ -106,16 +109,16 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     return [one for one in sorted(folder.glob(f"{split}*.*")) if one.suffix in (".json", ".jsonl", ".csv", ".parquet")]
 
 
-def adapters(model: Any, given: Any) -> Any:
+def lora_config(model: Any, given: Any) -> Any:
     """The LoraConfig of a trainer or of its model, or Unsloth's call that has the same arguments; or what stands there."""
-    if isinstance(given, Made):
+    if isinstance(given, Call):
         return given
-    while isinstance(model, Made):
-        if isinstance(model.kwargs.get("peft_config"), Made):
+    while isinstance(model, Call):
+        if isinstance(model.kwargs.get("peft_config"), Call):
             return model.kwargs["peft_config"]
-        if model.last == "get_peft_model":
+        if model.short_name == "get_peft_model":
             second = model.args[1] if len(model.args) > 1 else model.kwargs.get("peft_config", model)
-            return second if isinstance(second, Made) else None
+            return second if isinstance(second, Call) else None
         model = _inside(model)
     return given
 
@@ -223,7 +226,7 @@ def _dedented(script: Script, node: ast.stmt, is_nested: bool) -> str:
     return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
 
 
-def own_module(script: Script, named: Named) -> str:
+def own_module(script: Script, named: Imported) -> str:
     """The file beside the script that a name is imported from; empty if it is another library's."""
     module = named.name.strip(".").rpartition(".")[0].replace(".", "/")
     found = [script.path.parent / f"{module}{end}" for end in (".py", "/__init__.py")] if module else []
@@ -234,11 +237,11 @@ def reward_name(reward: Any) -> tuple[str, str]:
     """heedful's name of a reward, empty if it has none, and what differs."""
     if isinstance(reward, str):
         return f"model:{reward}", ""
-    if isinstance(reward, Made) and isinstance(model_name(reward), str):
+    if isinstance(reward, Call) and isinstance(model_name(reward), str):
         return f"model:{model_name(reward)}", ""
-    if isinstance(reward, Named) and reward.last in TRL_REWARDS and reward.name.startswith("trl."):
-        return TRL_REWARDS[reward.last]
-    return "", f"{shown(reward):.100}: put the function into a file, and name it python:FILE.py:FUNCTION."
+    if isinstance(reward, Imported) and reward.short_name in TRL_REWARDS and reward.name.startswith("trl."):
+        return TRL_REWARDS[reward.short_name]
+    return "", f"{source_text(reward):.100}: put the function into a file, and name it python:FILE.py:FUNCTION."
 
 
 TRL_REWARDS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from heedful.apps.migrate import factory, later, old_ppo
+from heedful.apps.migrate import llamafactory, trl_step, trl_trainers
 from heedful.apps.migrate.report import report
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.source import read_settings, read_source
@@ -33,8 +33,8 @@ def migrate(config: MigrateConfig) -> Path:
     Raises ConfigError for a file that is none of these, or a folder that cannot be written.
     """
     output = config.output or Path(f"{config.file.stem}-heedful")
-    files, summary = (_factory if config.file.suffix in (".yaml", ".yml") else _script)(config, output)
-    ours = {*files, *(f"{name}.yaml" for name in TRAINERS), later.REWARDS, f"{config.file.stem}.py"}
+    files, summary = (_migrate_yaml if config.file.suffix in (".yaml", ".yml") else _migrate_script)(config, output)
+    ours = {*files, *(f"{name}.yaml" for name in TRAINERS), trl_trainers.REWARDS, f"{config.file.stem}.py"}
     check_output_folder(output, "heedful migrate", overwrite=config.overwrite, ours=lambda: ours)
     with complete_or_absent(output) as folder:
         for name, content in files.items():
@@ -43,12 +43,12 @@ def migrate(config: MigrateConfig) -> Path:
     return output
 
 
-def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
+def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
     script = Script(config.file, read_source(config.file), _with_file(read_arguments(config.arguments)), _default)
     files: dict[str, str] = {}
     done: list[str] = []
     runs: list[tuple[str, Translation]] = []
-    steps, trainers = old_ppo.steps(script), later.trainers(script)
+    steps, trainers = trl_step.step_calls(script), trl_trainers.trainers(script)
     if script.is_cut and not steps and not trainers:
         raise ConfigError(
             f"{config.file} is too long to be followed to a trainer; leave out what is not of the training"
@@ -56,14 +56,14 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
     if not steps and not trainers:
         raise ConfigError(_nothing_found(config.file, script))
     if steps:
-        run = _begun(config, old_ppo.origin(steps[0].of, script))
-        old_ppo.read(run, steps[0].of, steps[0])
+        run = _translation(config, trl_step.read_origin(steps[0].owner, script))
+        trl_step.translate_groups(run, steps[0].owner, steps[0])
         if config.file.suffix == ".ipynb":
             done.append("Lines of the notebook that begin with % or ! are comments; `display` is not there.")
         name = f"{config.file.stem}.py"
-        files[name], missing = old_ppo.rewritten(script)
+        files[name], missing = trl_step.with_compat_imports(script)
         run.rows[:0] = missing
-        files["ppo.yaml"] = _finished(run, config.file)
+        files["ppo.yaml"] = _yaml_of_all(run, config.file)
         runs.append(("PPOTrainer with .step", run))
         done += [
             f"`python {output / name}` runs the script on heedful.compat.trl, whose numbers are TRL 0.11's. Its "
@@ -77,11 +77,11 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
             '`--arguments="--learning_rate 1e-5"` and so on heedful migrate takes them.'
         )
     for number, trainer in enumerate(trainers, 1):
-        run = _begun(config, later.origin(trainer, script))
-        later.read(run, trainer, script, files, output)
+        run = _translation(config, trl_trainers.read_origin(trainer, script))
+        trl_trainers.translate_groups(run, trainer, script, files, output)
         name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
-        files[name] = _finished(run, config.file)
-        runs.append((trainer.last, run))
+        files[name] = _yaml_of_all(run, config.file)
+        runs.append((trainer.short_name, run))
         done.append(f"`heedful {run.command} {output / name}`")
     if script.is_cut:
         runs[0][1].rows.append(
@@ -91,29 +91,29 @@ def _script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[s
         runs[0][1].rows.append(
             Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument.")
         )
-    return _with_report(config, files, done, runs)
+    return _add_report(config, files, done, runs)
 
 
-def _factory(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
-    run = _begun(config, factory.origin(config.file))
-    factory.read(run, config.file)
+def _migrate_yaml(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
+    run = _translation(config, llamafactory.read_origin(config.file))
+    llamafactory.translate_groups(run, config.file)
     name = f"{run.command}.yaml"
-    files = {name: _finished(run, config.file)}
-    return _with_report(config, files, [f"`heedful {run.command} {output / name}`"], [(f"stage {run.trainer}", run)])
+    files = {name: _yaml_of_all(run, config.file)}
+    return _add_report(config, files, [f"`heedful {run.command} {output / name}`"], [(f"stage {run.trainer}", run)])
 
 
-def _begun(config: MigrateConfig, origin: Origin) -> Translation:
+def _translation(config: MigrateConfig, origin: Origin) -> Translation:
     return Translation(origin, _version(peers()[origin.peer], origin, config.version), config.processes)
 
 
-def _finished(run: Translation, origin: Path) -> str:
+def _yaml_of_all(run: Translation, origin: Path) -> str:
     """heedful's file of a run of which the special settings are read."""
-    run.translate()
-    run.finish()
+    run.translate_by_table()
+    run.add_remaining_rows()
     return yaml_of(run, origin)
 
 
-def _with_report(
+def _add_report(
     config: MigrateConfig, files: dict[str, str], done: list[str], runs: list[tuple[str, Translation]]
 ) -> tuple[dict[str, str], list[str]]:
     files[REPORT] = report(f"{config.file.name} in heedful", done, runs)
@@ -153,8 +153,8 @@ def _version(peer: Peer, origin: Origin, asked: str | None) -> str:
 
 
 def _nothing_found(file: Path, script: Script) -> str:
-    made = [one for one in script.calls if one.last.endswith("Trainer") and not one.name.startswith(".")]
-    seen = ", ".join(f"{one.last} (line {one.line})" for one in made[:5])
+    made = [one for one in script.calls if one.short_name.endswith("Trainer") and not one.name.startswith(".")]
+    seen = ", ".join(f"{one.short_name} (line {one.line})" for one in made[:5])
     return (
         f"{file}: it makes no trainer that heedful knows{f'; it makes {seen}' if seen else ''}. There are PPOTrainer with "
         f".step, and {', '.join(sorted(peers()['trl'].trainers))}, imported from trl"
@@ -211,20 +211,20 @@ def yaml_of(run: Translation, origin: Path) -> str:
     lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
     asked = [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
     lines += list(dict.fromkeys(one if len(one) < LONGEST_LINE else f"{one[:LONGEST_LINE]} ..." for one in asked))
-    written = {name: run.written[name] for name in run.hints if name in run.written}
+    written = {name: run.written[name] for name in run.setting_types if name in run.written}
     if "output" not in written:
         written["output"] = f"runs/{origin.stem}"
-    _refused(run)
+    _ask_if_refused(run)
     return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
 
 
-def _refused(run: Translation) -> None:
+def _ask_if_refused(run: Translation) -> None:
     """A row if heedful would refuse the settings."""
     needed = {"model": "M", "data": "D", "output": Path("O"), "rewards": ("rule:repetition",)}
-    values = {name: given for name, given in needed.items() if name in run.hints}
+    values = {name: given for name, given in needed.items() if name in run.setting_types}
     values |= {name: tuple(value) if isinstance(value, list) else value for name, value in run.written.items()}
     try:
         with answering_command():
-            run.settings(**values)
+            run.config_class(**values)
     except ConfigError as error:
         run.rows.append(Row("question", "all of it", "", "", f"heedful {run.command} refuses these settings: {error}"))

@@ -14,14 +14,14 @@ from typing import Any
 
 from heedful.apps.migrate.values import (
     LONGEST,
+    Call,
     Class,
     Function,
-    Made,
-    Named,
+    Imported,
     Unknown,
+    certainly_equal,
     is_plain,
-    same,
-    truth,
+    truth_value,
 )
 from heedful.errors import ConfigError
 
@@ -39,7 +39,7 @@ OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 SAME = ("setup_chat_format", "clone_chat_template")
 """Functions of TRL that return their arguments, a model and a tokenizer, with another chat template."""
-ASKED_FOR = {"get_peft_config": ("use_peft",), "get_quantization_config": ("load_in_4bit", "load_in_8bit")}
+NONE_UNLESS = {"get_peft_config": ("use_peft",), "get_quantization_config": ("load_in_4bit", "load_in_8bit")}
 """Functions of TRL that return None unless one of these settings is on."""
 
 
@@ -70,7 +70,7 @@ class Script:
     ) -> None:
         self.path, self.source = path, source
         self.tree = _parsed(path, source)
-        self.calls: list[Made] = []
+        self.calls: list[Call] = []
         self.parses = False
         self.left_over = dict(arguments or {})
         self._arguments, self._default = dict(arguments or {}), default
@@ -137,15 +137,15 @@ class Script:
     def _follow_Import(self, node: ast.Import, names: Names) -> None:
         for one in node.names:
             top = one.name.partition(".")[0]
-            names[one.asname or top] = Named(one.name if one.asname else top)
+            names[one.asname or top] = Imported(one.name if one.asname else top)
 
     def _follow_ImportFrom(self, node: ast.ImportFrom, names: Names) -> None:
         module = node.module or ""
         for one in node.names:
             if one.name != "*":
-                names[one.asname or one.name] = Named(f"{module}.{one.name}")
+                names[one.asname or one.name] = Imported(f"{module}.{one.name}")
             elif module.partition(".")[0] == "trl":
-                names["*"] = Named("trl")
+                names["*"] = Imported("trl")
 
     def _follow_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         names[node.name] = Function(node.name, node, names)
@@ -155,19 +155,19 @@ class Script:
     def _follow_ClassDef(self, node: ast.ClassDef, names: Names) -> None:
         found: Names = {}
         methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-        library: Named | None = None
+        library: Imported | None = None
         for base in node.bases:
             above = self.value(base, names)
             if isinstance(above, Class):
                 found |= above.fields
                 methods += above.methods
             library = library or (
-                above if isinstance(above, Named) else above.base if isinstance(above, Class) else None
+                above if isinstance(above, Imported) else above.base if isinstance(above, Class) else None
             )
         for one in node.body:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 given = self._unknown(one) if one.value is None else self.value(one.value, names)
-                if isinstance(given, Made) and given.last == "field":
+                if isinstance(given, Call) and given.short_name == "field":
                     given = given.kwargs.get("default", self._unknown(one))
                 found[one.target.id] = given
         names[node.name] = Class(node.name, found, library, tuple(dict.fromkeys(methods)))
@@ -192,7 +192,7 @@ class Script:
         return [None if node.value is None else self.value(node.value, names)]
 
     def _follow_If(self, node: ast.If, names: Names) -> list[Any] | None:
-        holds = truth(self.value(node.test, names))
+        holds = truth_value(self.value(node.test, names))
         if holds is not None:
             return self._follow(node.body if holds else node.orelse, names)
         other = dict(names)
@@ -202,7 +202,7 @@ class Script:
         open_ones = [
             name
             for name in names | other
-            if not same(names.get(name), other.get(name)) or (name in names) != (name in other)
+            if not certainly_equal(names.get(name), other.get(name)) or (name in names) != (name in other)
         ]
         names.update(
             {name: Unknown(f"{name}, which depends on: if {self.text(node.test)}", node.lineno) for name in open_ones}
@@ -257,14 +257,14 @@ class Script:
                 self._bind(one, value[place] if known else self._item(value, place, target), names)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, names)
-            if isinstance(owner, Made) and owner.last not in ("from_pretrained", "get_peft_model", "[]"):
+            if isinstance(owner, Call) and owner.short_name not in ("from_pretrained", "get_peft_model", "[]"):
                 owner.kwargs[target.attr] = self._changed(value, target)
                 owner.lines[target.attr] = target.lineno
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, names), self.value(target.slice, names)
             if isinstance(owner, dict) and isinstance(key, str):
                 owner[key] = self._changed(value, target)
-            elif isinstance(owner, Made) and isinstance(key, str):
+            elif isinstance(owner, Call) and isinstance(key, str):
                 owner.kwargs[f"[{key}]"] = self._changed(value, target)
 
     def _changed(self, value: Any, node: ast.expr) -> Any:
@@ -282,8 +282,8 @@ class Script:
         if node.id in names:
             return names[node.id]
         if node.id in BUILTINS:
-            return Named(node.id)
-        return Named(f"trl.{node.id}") if "*" in names and node.id[:1].isupper() else self._unknown(node)
+            return Imported(node.id)
+        return Imported(f"trl.{node.id}") if "*" in names and node.id[:1].isupper() else self._unknown(node)
 
     def _value_List(self, node: ast.List, names: Names) -> list[Any]:
         return [self.value(one, names) for one in node.elts]
@@ -304,16 +304,16 @@ class Script:
 
     def _value_Attribute(self, node: ast.Attribute, names: Names) -> Any:
         owner = self.value(node.value, names)
-        if isinstance(owner, Named):
-            return Named(f"{owner.name}.{node.attr}")
-        if not isinstance(owner, Made):
+        if isinstance(owner, Imported):
+            return Imported(f"{owner.name}.{node.attr}")
+        if not isinstance(owner, Call):
             return self._unknown(node)
         if node.attr in owner.kwargs:
             return owner.kwargs[node.attr]
         given = owner.command_line or {}
-        found = [given[node.attr]] if node.attr in given else self._default(owner.last, node.attr)
+        found = [given[node.attr]] if node.attr in given else self._default(owner.short_name, node.attr)
         is_config = owner.name.startswith("trl.") and found
-        return found[0] if is_config else Made(f".{node.attr}", [], {}, node.lineno, self.text(node), owner)
+        return found[0] if is_config else Call(f".{node.attr}", [], {}, node.lineno, self.text(node), owner)
 
     def _value_Subscript(self, node: ast.Subscript, names: Names) -> Any:
         return self._item(self.value(node.value, names), self.value(node.slice, names), node)
@@ -323,15 +323,15 @@ class Script:
             return owner[key]
         if isinstance(owner, dict) and isinstance(key, str | int) and key in owner:
             return owner[key]
-        if isinstance(owner, Made):
-            return owner.kwargs.get(f"[{key}]") or Made("[]", [key], {}, node.lineno, self.text(node), owner)
+        if isinstance(owner, Call):
+            return owner.kwargs.get(f"[{key}]") or Call("[]", [key], {}, node.lineno, self.text(node), owner)
         return self._unknown(node)
 
     def _value_Lambda(self, node: ast.Lambda, names: Names) -> Function:
         return Function("a lambda", node, names)
 
     def _value_IfExp(self, node: ast.IfExp, names: Names) -> Any:
-        holds = truth(self.value(node.test, names))
+        holds = truth_value(self.value(node.test, names))
         both = self.value(node.body, names), self.value(node.orelse, names)
         return self._unknown(node) if holds is None else both[0] if holds else both[1]
 
@@ -339,7 +339,7 @@ class Script:
         value: Any = None
         for one in node.values:
             value = self.value(one, names)
-            holds = truth(value)
+            holds = truth_value(value)
             if holds is None:
                 return self._unknown(node)
             if holds is isinstance(node.op, ast.Or):
@@ -348,8 +348,8 @@ class Script:
 
     def _value_UnaryOp(self, node: ast.UnaryOp, names: Names) -> Any:
         given = self.value(node.operand, names)
-        if isinstance(node.op, ast.Not) and truth(given) is not None:
-            return not truth(given)
+        if isinstance(node.op, ast.Not) and truth_value(given) is not None:
+            return not truth_value(given)
         if isinstance(node.op, ast.USub) and isinstance(given, int | float):
             return -given
         return self._unknown(node)
@@ -379,7 +379,7 @@ class Script:
 
     def _operation(self, op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
         """Of numbers and texts of ordinary size; a list plus a list; whether something is in a list."""
-        if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Made) and left.is_object:
+        if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Call) and left.is_object:
             return isinstance(op, ast.IsNot)
         if isinstance(op, ast.In | ast.NotIn) and isinstance(right, list | tuple | dict) and is_plain(left):
             return (left in right) is isinstance(op, ast.In) if all(map(is_plain, right)) else self._unknown(node)
@@ -412,23 +412,23 @@ class Script:
             return self._run(callee, args, kwargs, node)
         if isinstance(callee, Class):
             placed = dict(zip(callee.fields, args, strict=False))
-            made = self._made(callee.name, args, callee.fields | placed | kwargs, node)
+            made = self._add_call(callee.name, args, callee.fields | placed | kwargs, node)
             if callee.base is not None and callee.base.name.startswith("trl."):
                 made.name, made.made_by = callee.base.name, callee
             return made
-        if isinstance(callee, Named):
+        if isinstance(callee, Imported):
             plain = _builtin(callee.name, args, kwargs)
-            new = None if plain else self._made(callee.name, args, kwargs, node)
-            return plain[0] if plain else tuple(args) if callee.last in SAME else new
-        if isinstance(callee, Made) and callee.last == "LengthSampler" and isinstance(node.func, ast.Name):
-            return self._made("a length", [], {}, node, callee)
+            new = None if plain else self._add_call(callee.name, args, kwargs, node)
+            return plain[0] if plain else tuple(args) if callee.short_name in SAME else new
+        if isinstance(callee, Call) and callee.short_name == "LengthSampler" and isinstance(node.func, ast.Name):
+            return self._add_call("a length", [], {}, node, callee)
         if isinstance(node.func, ast.Attribute):
-            owner = callee.of if isinstance(callee, Made) else self.value(node.func.value, names)
+            owner = callee.owner if isinstance(callee, Call) else self.value(node.func.value, names)
             return self._method(node.func.attr, owner, args, kwargs, node)
         return self._unknown(node)
 
-    def _made(self, name: str, args: list[Any], kwargs: Names, node: ast.Call, of: Any = None) -> Made:
-        made = Made(name, args, kwargs, node.lineno, self.text(node), of)
+    def _add_call(self, name: str, args: list[Any], kwargs: Names, node: ast.Call, owner: Any = None) -> Call:
+        made = Call(name, args, kwargs, node.lineno, self.text(node), owner)
         made.lines |= {one.arg: one.value.lineno for one in node.keywords if one.arg is not None}
         self.calls.append(made)
         return made
@@ -453,7 +453,7 @@ class Script:
         return None if returned is None else returned[0]
 
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
-        made = self._made(f".{name}", args, kwargs, node, owner)
+        made = self._add_call(f".{name}", args, kwargs, node, owner)
         if isinstance(owner, dict):
             return self._of_dict(owner, made, node)
         if isinstance(owner, list) and name in ("append", "extend") and args:
@@ -461,23 +461,27 @@ class Script:
             added = [args[0]] if name == "append" else args[0]
             owner.extend(added if is_known else [self._unknown(node.args[0])])
             del owner[LONGEST:]
-        elif isinstance(owner, Made) and owner.last in ("HfArgumentParser", "TrlParser") and name.startswith("parse"):
+        elif (
+            isinstance(owner, Call)
+            and owner.short_name in ("HfArgumentParser", "TrlParser")
+            and name.startswith("parse")
+        ):
             self.parses = True
             of = owner.args[0] if owner.args else owner.kwargs.get("dataclass_types", [])
             return tuple(self._parsed_class(one, node) for one in (of if isinstance(of, list | tuple) else [of]))
-        elif isinstance(owner, Made) and owner.last == "ArgumentParser":
+        elif isinstance(owner, Call) and owner.short_name == "ArgumentParser":
             if name == "add_argument":
                 self._add_argument(owner, args, kwargs, node)
             if name in ("parse_args", "parse_known_args"):
                 self.parses = True
                 fields = {flag[2:]: given for flag, given in owner.kwargs.items() if flag.startswith("--")}
-                found = Made("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
+                found = Call("arguments", [], fields | self._taken(fields), node.lineno, self.text(node))
                 return found if name == "parse_args" else (found, [])
         return made
 
-    def _of_dict(self, owner: Names, made: Made, node: ast.Call) -> Any:
+    def _of_dict(self, owner: Names, made: Call, node: ast.Call) -> Any:
         """What a method of a mapping returns; ``update`` and ``setdefault`` change it."""
-        name, (first, second) = made.last, [*made.args[:2], None, None][:2]
+        name, (first, second) = made.short_name, [*made.args[:2], None, None][:2]
         if name == "update":
             new = first if isinstance(first, dict) else made.kwargs
             owner.update({key: self._changed(one, node) for key, one in new.items()})
@@ -493,12 +497,12 @@ class Script:
         """A dataclass that a parser fills from the command line; of a library's its users know which arguments it has."""
         library = of.base if isinstance(of, Class) and of.base and of.base.name.startswith("trl.") else of
         fields = of.fields | self._taken(of.fields) if isinstance(of, Class) else {}
-        if isinstance(library, Named):
-            made = Made(library.name, [], fields, node.lineno, self.text(node), command_line=dict(self._arguments))
+        if isinstance(library, Imported):
+            made = Call(library.name, [], fields, node.lineno, self.text(node), command_line=dict(self._arguments))
             self.calls.append(made)
             return made
         if isinstance(of, Class):
-            return Made(of.name, [], fields, node.lineno, self.text(node))
+            return Call(of.name, [], fields, node.lineno, self.text(node))
         return self._unknown(node)
 
     def _taken(self, fields: Mapping[str, Any]) -> Names:
@@ -507,7 +511,7 @@ class Script:
             self.left_over.pop(name, None)
         return found
 
-    def _add_argument(self, parser: Made, args: list[Any], kwargs: Names, node: ast.Call) -> None:
+    def _add_argument(self, parser: Call, args: list[Any], kwargs: Names, node: ast.Call) -> None:
         flags = sorted((one for one in args if isinstance(one, str)), key=lambda one: not one.startswith("--"))
         if not flags:
             return
@@ -517,7 +521,7 @@ class Script:
         is_open = kwargs.get("required") is True or not flags[0].startswith("-")
         default = kwargs.get("default", self._unknown(node) if is_open else switch)
         kind = kwargs.get("type")
-        if isinstance(kind, Named) and isinstance(default, str):
+        if isinstance(kind, Imported) and isinstance(default, str):
             default = (_builtin(kind.name, [default], {}) or [default])[0]
         parser.kwargs[f"--{name}"] = default
 
@@ -535,14 +539,14 @@ def _builtin(name: str, args: list[Any], kwargs: Names) -> list[Any] | None:
             found = [{"int": int, "float": float, "str": str}[name](first)]
         except (ValueError, OverflowError):
             found = None
-    elif name == "getattr" and isinstance(first, Named) and isinstance(args[1], str):
-        found = [Named(f"{first.name}.{args[1]}")]
-    elif name == "getattr" and isinstance(first, Made) and isinstance(args[1], str):
+    elif name == "getattr" and isinstance(first, Imported) and isinstance(args[1], str):
+        found = [Imported(f"{first.name}.{args[1]}")]
+    elif name == "getattr" and isinstance(first, Call) and isinstance(args[1], str):
         has = args[1] in first.kwargs
         found = [first.kwargs[args[1]]] if has else [args[2]] if len(args) > 2 else None
-    elif name.startswith("trl.") and name.rpartition(".")[2] in ASKED_FOR and isinstance(first, Made):
+    elif name.startswith("trl.") and name.rpartition(".")[2] in NONE_UNLESS and isinstance(first, Call):
         settings = first.kwargs if first.command_line is None else first.command_line
-        found = None if any(settings.get(one) for one in ASKED_FOR[name.rpartition(".")[2]]) else [None]
+        found = None if any(settings.get(one) for one in NONE_UNLESS[name.rpartition(".")[2]]) else [None]
     return found
 
 

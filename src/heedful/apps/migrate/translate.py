@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from heedful.apps.migrate.values import Named, shown, unsettled
+from heedful.apps.migrate.values import Imported, is_unknown, source_text
 from heedful.configs.peers import Peer, PeerSetting, peers
 from heedful.configs.settings import types_of
 from heedful.configs.trainers import TRAINERS
@@ -58,7 +58,7 @@ class Translation:
     written: dict[str, Any] = field(default_factory=dict)
     """heedful's settings."""
     rows: list[Row] = field(default_factory=list)
-    _read: set[str] = field(default_factory=set)
+    _claimed: set[str] = field(default_factory=set)
     _by_file: set[str] = field(default_factory=set)
     """heedful's settings that the file sets, by whatever name."""
 
@@ -83,12 +83,12 @@ class Translation:
         return self.peer.trainers[self.trainer].command
 
     @property
-    def hints(self) -> Mapping[str, Any]:
+    def setting_types(self) -> Mapping[str, Any]:
         """The types of the command's settings."""
-        return types_of(self.settings)
+        return types_of(self.config_class)
 
     @property
-    def settings(self) -> Any:
+    def config_class(self) -> Any:
         """The class of the command's settings."""
         return TRAINERS[self.command].settings()
 
@@ -97,13 +97,13 @@ class Translation:
         """The origin's settings, by section and name."""
         return self.peer.settings(self.trainer, self.origin.first)
 
-    def key(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """Section and name of a setting of which the name is given; the name itself if no section has it."""
         return next((key for key in (*self.given, *self.table) if name in (key, key.partition(".")[2])), name)
 
     def value(self, name: str) -> Any:
         """What the origin sets, or its default."""
-        key = self.key(name)
+        key = self.full_name(name)
         if key in self.given:
             return self.given[key]
         return self.table[key].default(self.version) if key in self.table else None
@@ -116,35 +116,35 @@ class Translation:
     def write(self, name: str, value: Any) -> str:
         """Set heedful's setting; its text for a row."""
         self.written[name] = value
-        return f"{name}: {text(value)}"
+        return f"{name}: {yaml_text(value)}"
 
-    def row(self, fate: Fate, name: str, ours: str = "", note: str | None = None) -> None:
+    def add_row(self, fate: Fate, name: str, ours: str = "", note: str | None = None) -> None:
         """What became of the origin's setting ``name``; without a note, the table's."""
-        key, value = self.key(name), self.value(name)
+        key, value = self.full_name(name), self.value(name)
         has = key in self.given or value is not None
         table = self.table[key].note if key in self.table else ""
         said = sentence(table if note is None else note)
-        self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.origin.lines.get(key)))
+        self.rows.append(Row(fate, key, source_text(value) if has else "", ours, said, self.origin.lines.get(key)))
 
-    def became(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
+    def add_written_row(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
         """A row for a setting that was written: kept if the origin sets it, a default otherwise."""
-        fate: Fate = "default" if self.key(name) not in self.given else "differs" if differs else "kept"
-        self.row(fate, name, ours, note)
+        fate: Fate = "default" if self.full_name(name) not in self.given else "differs" if differs else "kept"
+        self.add_row(fate, name, ours, note)
 
-    def read(self, *names: str) -> bool:
+    def claim(self, *names: str) -> bool:
         """Whether the origin sets any of the names. They are somebody's from here on."""
-        keys = {self.key(name) for name in names}
-        self._read |= keys
+        keys = {self.full_name(name) for name in names}
+        self._claimed |= keys
         return any(key in self.given for key in keys)
 
-    def asks(self, *names: str, ours: str) -> bool:
+    def ask_if_unknown(self, *names: str, ours: str) -> bool:
         """Rows for those of the names of which only a run can tell the value; whether there are any."""
-        open_ones = [name for name in names if unsettled(self.value(name))]
+        open_ones = [name for name in names if is_unknown(self.value(name))]
         for name in open_ones:
-            self.row("question", name, f"{ours}: ?")
+            self.add_row("question", name, f"{ours}: ?")
         return bool(open_ones)
 
-    def translate(self) -> None:
+    def translate_by_table(self) -> None:
         """Settings that stand for themselves, and those that heedful must have for the origin's numbers."""
         for name, value in self.peer.trainers[self.trainer].writes.items():
             self.written.setdefault(name, value)
@@ -156,27 +156,27 @@ class Translation:
         ]
         others = [name for name in has if name not in self.given and name not in inherited]
         for name in [*(name for name in self.given if name in self.table), *others]:
-            if self.table[name].kind != "read" and name not in self._read:
-                self._one(name, self.table[name])
+            if self.table[name].kind != "combined" and name not in self._claimed:
+                self._translate_one(name, self.table[name])
 
-    def finish(self) -> None:
+    def add_remaining_rows(self) -> None:
         """Rows for what nothing has read."""
         for name, value in self.given.items():
             if name not in self.table:
-                self.row(
+                self.add_row(
                     "question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it"
                 )
-            elif self.table[name].kind == "read" and name not in self._read:
-                fate: Fate = "question" if unsettled(value) else "none" if is_off(value) else "lost"
-                self.row(fate, name, " ".join(self.table[name].ours))
-            elif name in self._read and not any(row.name == name for row in self.rows):
-                self.row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
+            elif self.table[name].kind == "combined" and name not in self._claimed:
+                fate: Fate = "question" if is_unknown(value) else "none" if is_off(value) else "lost"
+                self.add_row(fate, name, " ".join(self.table[name].ours))
+            elif name in self._claimed and not any(row.name == name for row in self.rows):
+                self.add_row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
 
-    def _one(self, name: str, setting: PeerSetting) -> None:
+    def _translate_one(self, name: str, setting: PeerSetting) -> None:
         is_given, value = name in self.given, self.value(name)
         if is_given and not setting.is_in(self.version):
             since = f"only from {setting.since} on" if setting.since else f"only before {setting.until}"
-            self.row(
+            self.add_row(
                 "question",
                 name,
                 note=f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version",
@@ -184,21 +184,21 @@ class Translation:
             return
         if (not is_given and value is None) or not setting.is_in(self.version):
             return
-        ours = next((one for one in setting.ours if one in self.hints), None)
+        ours = next((one for one in setting.ours if one in self.setting_types), None)
         if setting.kind == "none":
             if is_given:
-                self.row("none", name, note=setting.note)
+                self.add_row("none", name, note=setting.note)
         elif setting.kind == "lost":
             has_no_effect = is_off(value) or any(value == one for one in setting.equal)
             if is_given or (setting.equal and not has_no_effect):
-                self.row(
+                self.add_row(
                     "none" if has_no_effect else "lost",
                     name,
                     ours or "",
                     "With this value it does nothing." if has_no_effect else None,
                 )
-        elif unsettled(value):
-            self.row(
+        elif is_unknown(value):
+            self.add_row(
                 "question",
                 name,
                 f"{ours}: ?" if ours else "",
@@ -206,40 +206,44 @@ class Translation:
             )
         elif ours is None:
             if is_given and not is_off(value):
-                self.row("lost", name, note=setting.note or f"heedful {self.command} has no such setting")
+                self.add_row("lost", name, note=setting.note or f"heedful {self.command} has no such setting")
         else:
-            self._written(name, setting, ours, value, is_given)
+            self._write_one(name, setting, ours, value, is_given)
 
-    def _written(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
-        if setting.values and key_of(value) not in setting.values:
+    def _write_one(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
+        if setting.values and table_key(value) not in setting.values:
             if is_given and value is not None:
                 allowed = " and ".join(setting.values)
-                self.row(
+                self.add_row(
                     "lost",
                     name,
                     note=f"heedful has what {allowed} {'is' if len(setting.values) == 1 else 'are'}. {setting.note}",
                 )
             return
-        taken = setting.values[key_of(value)] if setting.values else value.name if isinstance(value, Named) else value
-        if taken is None and type(None) not in getattr(self.hints[ours], "__args__", ()):
+        taken = (
+            setting.values[table_key(value)] if setting.values else value.name if isinstance(value, Imported) else value
+        )
+        if taken is None and type(None) not in getattr(self.setting_types[ours], "__args__", ()):
             return
         if (
             isinstance(taken, float)
             and taken.is_integer()
-            and int in (self.hints[ours], *getattr(self.hints[ours], "__args__", ()))
+            and int in (self.setting_types[ours], *getattr(self.setting_types[ours], "__args__", ()))
         ):
             taken = int(taken)  # top_k=0.0
-        is_ours = taken == getattr(self.settings, ours, None)
+        is_ours = taken == getattr(self.config_class, ours, None)
         if is_given:
             self._by_file.add(ours)
-            self.row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken), setting.note)
+            self.add_row(
+                "differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken), setting.note
+            )
         elif not is_ours and ours not in self._by_file:
-            self.row("default", name, self.write(ours, taken), setting.note)
+            self.add_row("default", name, self.write(ours, taken), setting.note)
 
 
-def key_of(value: Any) -> str:
+def table_key(value: Any) -> str:
     """A value as a key of ``values`` in a table."""
-    return str(value).lower() if isinstance(value, bool) else value.name if isinstance(value, Named) else str(value)
+    return str(value).lower() if isinstance(value, bool) else value.name if isinstance(value, Imported) else str(value)
 
 
 def sentence(note: str) -> str:
@@ -252,8 +256,8 @@ def is_off(value: Any) -> bool:
     return value is None or value is False or value in ("", "no", "none", 0)
 
 
-def text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A value as in YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "none" if value is None else str(value) if isinstance(value, str | int | float) else shown(value)
+    return "none" if value is None else str(value) if isinstance(value, str | int | float) else source_text(value)

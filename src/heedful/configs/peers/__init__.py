@@ -31,9 +31,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-Kind = Literal["same", "differs", "read", "lost", "none"]
-"""same: ``ours`` takes the value, and it means the same. differs: it takes it, and does not do quite the same. read: it goes
-to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
+Kind = Literal["same", "differs", "combined", "lost", "none"]
+"""same: ``ours`` takes the value, and it means the same. differs: ``ours`` takes it, with another meaning. combined: it makes
+``ours`` together with other settings. lost: heedful has nothing of the kind. none: it changes no number."""
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -8,48 +8,52 @@ from typing import Any
 from heedful.apps.migrate.objects import model_name
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Origin, Row, Translation
-from heedful.apps.migrate.values import Made, shown, unsettled
+from heedful.apps.migrate.values import Call, is_unknown, source_text
 
 COMPAT = "heedful.compat.trl"
 IMPORT_UTILS = ("is_npu_available", "is_xpu_available")
 """Names of heedful.compat.trl.import_utils."""
-PLACES = (
+POSITIONAL = (
     "config", "model", "ref_model", "tokenizer", "dataset", "optimizer", "data_collator", "num_shared_layers", "lr_scheduler",
 )  # fmt: skip
 """The trainer's arguments, in order."""
 
 
-def steps(script: Script) -> list[Made]:
+def step_calls(script: Script) -> list[Call]:
     """The calls of a PPOTrainer's ``step``."""
-    return [one for one in script.calls if one.name == ".step" and is_trainer(one.of)]
+    return [one for one in script.calls if one.name == ".step" and is_ppo_trainer(one.owner)]
 
 
-def is_trainer(made: Any) -> bool:
+def is_ppo_trainer(made: Any) -> bool:
     """Whether something is TRL's PPOTrainer."""
-    return isinstance(made, Made) and made.last == "PPOTrainer" and made.name.startswith("trl")
+    return isinstance(made, Call) and made.short_name == "PPOTrainer" and made.name.startswith("trl")
 
 
-def origin(trainer: Made, script: Script) -> Origin:
+def read_origin(trainer: Call, script: Script) -> Origin:
     """What the script sets."""
-    arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
-    config, model = arguments.get("config"), wrapped(arguments.get("model"))
-    sampled = next((one for one in script.calls if one.name == ".generate" and one.of in (trainer, model)), None)
+    arguments = dict(zip(POSITIONAL, trainer.args, strict=False)) | trainer.kwargs
+    config, model = arguments.get("config"), value_head_call(arguments.get("model"))
+    sampled = next((one for one in script.calls if one.name == ".generate" and one.owner in (trainer, model)), None)
     adapters = None if model is None else model.kwargs.get("peft_config")
     if adapters is None and model is not None and model.args:  # get_peft_model(model, config)
         inner = model.args[0]
         adapters = (
             inner.args[1]
-            if isinstance(inner, Made) and inner.last == "get_peft_model" and len(inner.args) > 1
+            if isinstance(inner, Call) and inner.short_name == "get_peft_model" and len(inner.args) > 1
             else None
         )
     shared = arguments.get("ref_model")
-    if isinstance(shared, Made) and shared.last == "create_reference_model" and "num_shared_layers" in shared.kwargs:
+    if (
+        isinstance(shared, Call)
+        and shared.short_name == "create_reference_model"
+        and "num_shared_layers" in shared.kwargs
+    ):
         arguments["num_shared_layers"] = shared.kwargs["num_shared_layers"]
     found: dict[str, Any] = {}
     lines: dict[str, int] = {}
     parts = [("PPOConfig", config), ("generate", sampled), ("model", model), ("LoraConfig", adapters)]
     for section, made in parts:
-        if isinstance(made, Made):
+        if isinstance(made, Call):
             placed = {
                 f"argument {place + 1}": one
                 for place, one in enumerate(made.args)
@@ -64,45 +68,45 @@ def origin(trainer: Made, script: Script) -> Origin:
             found[f"PPOTrainer.{name}"], lines[f"PPOTrainer.{name}"] = value, trainer.line
     rows, is_split = found.get("PPOConfig.batch_size"), "PPOConfig.mini_batch_size" in found
     is_old = isinstance(rows, int) and rows % 128 != 0 and not is_split  # from 0.7 on mini_batch_size is 128
-    sections = {"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Made)}
+    sections = {"PPOConfig", "PPOTrainer"} | {section for section, made in parts if isinstance(made, Call)}
     return Origin("trl-step", "PPOTrainer", found, lines, frozenset(sections), version="0.6" if is_old else "")
 
 
-def wrapped(model: Any) -> Made | None:
+def value_head_call(model: Any) -> Call | None:
     """The call that made the model with its value head."""
-    return model if isinstance(model, Made) and model.last == "from_pretrained" else None
+    return model if isinstance(model, Call) and model.short_name == "from_pretrained" else None
 
 
-def read(run: Translation, trainer: Made, step: Made) -> None:
+def translate_groups(run: Translation, trainer: Call, step: Call) -> None:
     """Settings that several of the origin's make together, and what is no setting."""
     _older_defaults(run)
     _sizes(run)
     _kl(run)
     _sampling(run)
     _adapters(run)
-    arguments = dict(zip(PLACES, trainer.args, strict=False)) | trainer.kwargs
+    arguments = dict(zip(POSITIONAL, trainer.args, strict=False)) | trainer.kwargs
     name = model_name(arguments.get("model"))
     is_known = isinstance(name, str) and bool(name)
     model = run.write("model", name) if is_known else "model: ?"
-    run.rows.append(Row("kept" if is_known else "question", "the model", shown(name), model, line=trainer.line))
+    run.rows.append(Row("kept" if is_known else "question", "the model", source_text(name), model, line=trainer.line))
     said = 'A file with a JSON object {"prompt": TEXT} a line, the texts of the queries: heedful encodes them itself.'
-    run.rows.append(Row("question", "the data", shown(arguments.get("dataset")), "data: ?", said, trainer.line))
+    run.rows.append(Row("question", "the data", source_text(arguments.get("dataset")), "data: ?", said, trainer.line))
     scores = step.args[2] if len(step.args) > 2 else step.kwargs.get("scores")
     said = (
         "A function that returns a number for each completion, python:FILE.py:FUNCTION; or a reward model, model:NAME."
     )
-    run.rows.append(Row("question", "the scores", shown(scores), "rewards: ?", said, step.line))
-    said = f"How many batches the script's loop makes; left out, heedful makes {run.settings.steps}."
+    run.rows.append(Row("question", "the scores", source_text(scores), "rewards: ?", said, step.line))
+    said = f"How many batches the script's loop makes; left out, heedful makes {run.config_class.steps}."
     run.rows.append(Row("question", "the loop", "", "steps: ?", said, step.line))
-    if run.read("PPOTrainer.ref_model"):
+    if run.claim("PPOTrainer.ref_model"):
         reference = model_name(run.value("PPOTrainer.ref_model"))
         same = reference == name and isinstance(name, str)
         ours = "" if same or not isinstance(reference, str) else run.write("reference", reference)
-        run.row(
+        run.add_row(
             "kept", "PPOTrainer.ref_model", ours or "reference: none", "The policy as it starts." if not ours else ""
         )
-    if run.read("PPOConfig.steps"):
-        run.row("none", "PPOConfig.steps")
+    if run.claim("PPOConfig.steps"):
+        run.add_row("none", "PPOConfig.steps")
 
 
 def _older_defaults(run: Translation) -> None:
@@ -125,15 +129,15 @@ def _sizes(run: Translation) -> None:
         run.number(f"PPOConfig.{name}") for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps")
     )
     old = "PPOConfig.forward_batch_size"
-    if run.read(old) and run.value(old) is not None:
+    if run.claim(old) and run.value(old) is not None:
         each = run.number(old)
-        run.row("kept", old)
+        run.add_row("kept", old)
     names = ("PPOConfig.batch_size", "PPOConfig.mini_batch_size", "PPOConfig.gradient_accumulation_steps")
-    run.read(*names)
+    run.claim(*names)
     if rows is None or each is None or accumulated is None:
         for name in names:
-            if unsettled(run.value(name)):
-                run.row("question", name, "rollout_batch_size, minibatch_size: ?")
+            if is_unknown(run.value(name)):
+                run.add_row("question", name, "rollout_batch_size, minibatch_size: ?")
         return
     ours = (
         run.write("rollout_batch_size", int(rows * run.processes)),
@@ -141,88 +145,90 @@ def _sizes(run: Translation) -> None:
         run.write("minibatch_size", int(each * accumulated * run.processes)),
     )
     for name, mine in zip(names, ours, strict=True):
-        run.row("kept" if name in run.given else "default", name, mine)
+        run.add_row("kept" if name in run.given else "default", name, mine)
 
 
 def _kl(run: Translation) -> None:
     adaptive, target, horizon = "PPOConfig.adap_kl_ctrl", "PPOConfig.target", "PPOConfig.horizon"
-    run.read(adaptive, target, horizon)
+    run.claim(adaptive, target, horizon)
     is_adaptive = run.value(adaptive)
-    if unsettled(is_adaptive) or unsettled(run.value(target)):
-        run.row("question", adaptive, "kl_target: ?")
+    if is_unknown(is_adaptive) or is_unknown(run.value(target)):
+        run.add_row("question", adaptive, "kl_target: ?")
     elif is_adaptive:
         ours = run.write("kl_target", run.value(target))
         if adaptive in run.given:
-            run.row("kept", adaptive, ours)
-        run.row("kept" if target in run.given else "default", target, ours)
-        run.row(
+            run.add_row("kept", adaptive, ours)
+        run.add_row("kept" if target in run.given else "default", target, ours)
+        run.add_row(
             "kept" if horizon in run.given else "default",
             horizon,
             run.write("kl_horizon", int(run.number(horizon) or 1)),
         )
     else:
-        run.row("kept", adaptive, "kl_target: none", "The coefficient stays.")
+        run.add_row("kept", adaptive, "kl_target: none", "The coefficient stays.")
         for name in (target, horizon):
             if name in run.given:
-                run.row("none", name, note="adap_kl_ctrl is False, so it does nothing.")
+                run.add_row("none", name, note="adap_kl_ctrl is False, so it does nothing.")
     stop, limit = "PPOConfig.early_stopping", "PPOConfig.target_kl"
-    run.read(stop, limit)
-    if unsettled(run.value(stop)):
-        run.row("question", stop, "approx_kl_limit: ?")
+    run.claim(stop, limit)
+    if is_unknown(run.value(stop)):
+        run.add_row("question", stop, "approx_kl_limit: ?")
     elif run.value(stop) and run.number(limit) is not None:
         ours = run.write("approx_kl_limit", round(1.5 * (run.number(limit) or 0), 6))
-        run.row("differs", limit, ours)
-        run.row("kept", stop, ours)
+        run.add_row("differs", limit, ours)
+        run.add_row("kept", stop, ours)
     else:
         for name in (stop, limit):
             if name in run.given:
-                run.row("none", name, note="early_stopping is False, so nothing stops early.")
+                run.add_row("none", name, note="early_stopping is False, so nothing stops early.")
 
 
 def _sampling(run: Translation) -> None:
     lengths, sampled, end = "generate.length_sampler", "generate.do_sample", "generate.eos_token_id"
     drawn = run.value("generate.max_new_tokens")
-    if isinstance(drawn, Made) and drawn.name == "a length":
+    if isinstance(drawn, Call) and drawn.name == "a length":
         lengths = "generate.max_new_tokens"
     if lengths in run.given:
-        run.read(lengths)
-        sampler = drawn.of if isinstance(drawn, Made) and drawn.name == "a length" else run.value(lengths)
-        bounds = [*sampler.args, *sampler.kwargs.values()] if isinstance(sampler, Made) else []
+        run.claim(lengths)
+        sampler = drawn.owner if isinstance(drawn, Call) and drawn.name == "a length" else run.value(lengths)
+        bounds = [*sampler.args, *sampler.kwargs.values()] if isinstance(sampler, Call) else []
         if len(bounds) == 2 and isinstance(bounds[1], int):
-            run.row(
+            run.add_row(
                 "differs",
                 lengths,
                 run.write("max_new_tokens", bounds[1] - 1),
                 run.table["generate.length_sampler"].note,
             )
         else:
-            run.row("question", lengths, "max_new_tokens: ?")
-    if run.read(sampled) and run.value(sampled) is True:
-        run.row("kept", sampled, "temperature: 1.0")
+            run.add_row("question", lengths, "max_new_tokens: ?")
+    if run.claim(sampled) and run.value(sampled) is True:
+        run.add_row("kept", sampled, "temperature: 1.0")
     elif run.value(sampled) is not True:
-        run.row("lost", sampled)
-    if run.read(end):
+        run.add_row("lost", sampled)
+    if run.claim(end):
         none_exists = isinstance(run.value(end), int) and (run.value(end) < 0 or run.value(end) >= 100_000)
         ours = run.write("response_length", "fixed") if none_exists else ""
-        run.row("differs" if none_exists else "none", end, ours if none_exists else "The model's own ends a response.")
+        run.add_row(
+            "differs" if none_exists else "none", end, ours if none_exists else "The model's own ends a response."
+        )
 
 
 def _adapters(run: Translation) -> None:
     targets, flag = "LoraConfig.target_modules", "model.peft_config"
-    run.read(flag)
+    run.claim(flag)
     if not any(name.startswith("LoraConfig.") for name in run.given):
         return
-    run.read(targets)
+    run.claim(targets)
     wanted = run.value(targets)
     if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
-        run.row("kept", targets, run.write("lora_targets", ",".join(wanted)))
+        run.add_row("kept", targets, run.write("lora_targets", ",".join(wanted)))
     elif wanted == "all-linear":
-        run.row("kept", targets, run.write("lora_targets", "all-linear"))
+        run.add_row("kept", targets, run.write("lora_targets", "all-linear"))
     else:
-        run.row("question", targets, "lora_targets: ?")
+        run.add_row("question", targets, "lora_targets: ?")
 
 
-def rewritten(script: Script) -> tuple[str, list[Row]]:
+def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
     there = _names()
     source = [line.encode() for line in script.source.split("\n")]
@@ -233,11 +239,12 @@ def rewritten(script: Script) -> tuple[str, list[Row]]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
             rows += [
-                Row("lost", f"from {node.module} import {one}", "", "", _without(one), node.lineno) for one in missing
+                Row("lost", f"from {node.module} import {one}", "", "", _why_missing(one), node.lineno)
+                for one in missing
             ]
             edits.append((node, _from(node, dict.fromkeys(IMPORT_UTILS, f"{COMPAT}.import_utils"), COMPAT)))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
-            edits.append((node, "; ".join(_imported(node))))
+            edits.append((node, "; ".join(_import_statements(node))))
         elif needs_scores and isinstance(node, ast.ImportFrom) and any(one.name == "pipeline" for one in node.names):
             edits.append((node, _from(node, {"pipeline": f"{COMPAT}.pipelines"}, node.module or "transformers")))
             said = "transformers 5 ignores return_all_scores, and returns the best label alone."
@@ -269,7 +276,7 @@ def _is_all(target: ast.expr) -> bool:
     return isinstance(target, ast.Name) and target.id == "__all__"
 
 
-def _imported(node: ast.Import) -> Iterator[str]:
+def _import_statements(node: ast.Import) -> Iterator[str]:
     for one in node.names:
         if one.name.split(".")[0] == "trl":
             yield f"import {COMPAT} as {one.asname or 'trl'}"
@@ -277,7 +284,7 @@ def _imported(node: ast.Import) -> Iterator[str]:
             yield f"import {one.name}" + (f" as {one.asname}" if one.asname else "")
 
 
-def _without(name: str) -> str:
+def _why_missing(name: str) -> str:
     return {
         "AutoModelForSeq2SeqLMWithValueHead": "heedful trains decoders only; an encoder-decoder such as T5 stays with TRL.",
         "TextEnvironment": "Episodes with tools are heedful's environments: docs/environments.md.",
