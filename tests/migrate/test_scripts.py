@@ -263,6 +263,20 @@ def test_what_a_script_with_step_says_is_no_question(migrated, row):
     assert row(folder, "the loop")[:1] == ["To be answered"]
 
 
+def test_a_parser_fills_the_settings_of_a_script_with_step(migrated, row):
+    own = "@dataclass\nclass 参数:\n    use_peft: bool = False\nparser = HfArgumentParser((参数, PPOConfig))\n"
+    own += "args, config = parser.parse_args_into_dataclasses()"
+    script = "from dataclasses import dataclass\nfrom transformers import HfArgumentParser" + STEP.format(settings="")
+    script = script.replace("config = PPOConfig()", own)
+    _, settings, folder = migrated(
+        "情感.py", script, "--arguments=--batch_size 16 --mini_batch_size 8 --use_peft --别的 1"
+    )
+    assert (settings["rollout_batch_size"], settings["micro_batch_size"]) == (16, 8)
+    assert row(folder, "--别的")[0] == "To be answered"
+    for name in ("PPOConfig.use_peft", "--batch_size", "--use_peft"):
+        assert row(folder, name) is None, name
+
+
 def test_imports_of_a_script_with_step(migrated):
     _, _, folder = migrated("情感.py", STEP.format(settings=""))
     lines = (folder / "情感.py").read_text(encoding="utf-8").splitlines()

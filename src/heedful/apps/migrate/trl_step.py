@@ -8,7 +8,8 @@ from typing import Any
 from heedful.apps.migrate.objects import model_name
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Origin, Row, Translation
-from heedful.apps.migrate.values import Call, is_unknown, source_text
+from heedful.apps.migrate.values import Call, source_text, is_unknown
+from heedful.configs.peers import peers
 
 COMPAT = "heedful.compat.trl"
 IMPORT_UTILS = ("is_npu_available", "is_xpu_available")
@@ -60,7 +61,11 @@ def read_origin(trainer: Call, script: Script) -> Origin:
                 if section in ("PPOConfig", "LoraConfig")
             }
             values = placed | {name: value for name, value in made.kwargs.items() if name != "peft_config"}
-            values = (made.command_line or {}) | values
+            table = peers()["trl-step"].sections["PPOConfig"]
+            of_parser = {name: value for name, value in (made.command_line or {}).items() if name in table}
+            for name in of_parser:
+                script.left_over.pop(name, None)
+            values = of_parser | values
             found |= {f"{section}.{name}": value for name, value in values.items()}
             lines |= {f"{section}.{name}": made.lines.get(name, made.line) for name in values}
     for name, value in arguments.items():
