@@ -263,6 +263,33 @@ def test_what_a_script_with_step_says_is_no_question(migrated, row):
     assert row(folder, "the loop")[:1] == ["To be answered"]
 
 
+IN_A_CLASS = """
+from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+
+class 训练:
+    def __init__(self, name, rate=1e-5):
+        self.config = PPOConfig(learning_rate=rate, batch_size=32, mini_batch_size=4)
+        self.model = AutoModelForCausalLMWithValueHead.from_pretrained(name)
+        self.ppo = PPOTrainer(self.config, self.model, tokenizer=None, dataset=self.data())
+
+    def data(self):
+        return load("题")
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.ppo.step(queries, responses, self.scores())
+
+训练("模型", rate=2e-6).run(3)
+"""
+
+
+def test_a_script_with_step_in_a_class_of_its_own(migrated):
+    _, settings, folder = migrated("类.py", IN_A_CLASS)
+    wanted = {"model": "模型", "learning_rate": 2e-6, "rollout_batch_size": 32, "micro_batch_size": 4}
+    assert {name: settings.get(name) for name in wanted} == wanted
+    assert (folder / "类.py").exists()
+
+
 def test_a_parser_fills_the_settings_of_a_script_with_step(migrated, row):
     own = "@dataclass\nclass 参数:\n    use_peft: bool = False\nparser = HfArgumentParser((参数, PPOConfig))\n"
     own += "args, config = parser.parse_args_into_dataclasses()"

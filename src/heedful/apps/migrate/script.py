@@ -154,23 +154,25 @@ class Script:
 
     def _follow_ClassDef(self, node: ast.ClassDef, names: Names) -> None:
         found: Names = {}
-        methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        methods: dict[str, Function] = {}
         library: Imported | None = None
         for base in node.bases:
             above = self.value(base, names)
             if isinstance(above, Class):
                 found |= above.fields
-                methods += above.methods
+                methods |= above.methods
             library = library or (
                 above if isinstance(above, Imported) else above.base if isinstance(above, Class) else None
             )
         for one in node.body:
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                methods[one.name] = Function(one.name, one, names)
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                 given = self._unknown(one) if one.value is None else self.value(one.value, names)
                 if isinstance(given, Call) and given.short_name == "field":
                     given = given.kwargs.get("default", self._unknown(one))
                 found[one.target.id] = given
-        names[node.name] = Class(node.name, found, library, tuple(dict.fromkeys(methods)))
+        names[node.name] = Class(node.name, found, library, methods)
 
     def _follow_Assign(self, node: ast.Assign, names: Names) -> None:
         value = self.value(node.value, names)
@@ -413,8 +415,11 @@ class Script:
         if isinstance(callee, Class):
             placed = dict(zip(callee.fields, args, strict=False))
             made = self._add_call(callee.name, args, callee.fields | placed | kwargs, node)
+            made.made_by = callee
             if callee.base is not None and callee.base.name.startswith("trl."):
-                made.name, made.made_by = callee.base.name, callee
+                made.name = callee.base.name
+            elif "__init__" in callee.methods:
+                self._run(callee.methods["__init__"], [made, *args], kwargs, node)
             return made
         if isinstance(callee, Imported):
             plain = _builtin(callee.name, args, kwargs)
@@ -454,6 +459,9 @@ class Script:
 
     def _method(self, name: str, owner: Any, args: list[Any], kwargs: Names, node: ast.Call) -> Any:
         made = self._add_call(f".{name}", args, kwargs, node, owner)
+        own = owner.made_by.methods.get(name) if isinstance(owner, Call) and owner.made_by is not None else None
+        if own is not None:
+            return self._run(own, [owner, *args], kwargs, node)
         if isinstance(owner, dict):
             return self._of_dict(owner, made, node)
         if isinstance(owner, list) and name in ("append", "extend") and args:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
+from heedful.apps.migrate import common
 from heedful.apps.migrate.objects import model_name
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Origin, Row, Translation
@@ -84,6 +85,7 @@ def value_head_call(model: Any) -> Call | None:
 
 def translate_groups(run: Translation, trainer: Call, step: Call) -> None:
     """Settings that several of the origin's make together, and what is no setting."""
+    common.subclass(run, trainer)
     _older_defaults(run)
     _sizes(run)
     _kl(run)

@@ -128,10 +128,7 @@ def _is_known(table: Mapping[str, Any], among: tuple[str, ...], name: str) -> bo
 
 def translate_groups(run: Translation, trainer: Call, script: Script, files: dict[str, str], output: Path) -> None:
     """Settings that several of the origin's make together, and the objects that the script makes."""
-    made_by = trainer.made_by
-    if made_by is not None and made_by.methods:
-        said = f"It has its own {', '.join(made_by.methods)}: heedful's trainer does what {trainer.short_name} does."
-        run.rows.append(Row("lost", f"class {made_by.name}({trainer.short_name})", "", "", said, trainer.line))
+    common.subclass(run, trainer)
     template = next((one for one in script.calls if one.short_name in SAME), None)
     if template is not None:
         said = "The tokenizer gets this chat template. Here: chat_template names one, if the tokenizer has none."

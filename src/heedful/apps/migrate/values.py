@@ -47,7 +47,7 @@ class Class:
     fields: dict[str, Any]
     base: Imported | None = None
     """The class of a library that it extends."""
-    methods: tuple[str, ...] = ()
+    methods: dict[str, Function] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Call:
     command_line: dict[str, Any] | None = None
     """Of a library's dataclass that a parser fills: the arguments that are given."""
     made_by: Class | None = None
-    """The script's class, if it extends one of a library, which has the ``name``."""
+    """The script's class; if it extends one of TRL, ``name`` is that."""
 
     @property
     def short_name(self) -> str:
