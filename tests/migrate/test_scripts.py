@@ -315,6 +315,16 @@ def test_imports_of_a_script_with_step(migrated):
     ]
 
 
+def test_an_encoder_decoder_is_told_if_it_is_used(migrated, row):
+    both = "import AutoModelForSeq2SeqLMWithValueHead, "
+    script = STEP.format(settings="").replace("import ", both, 2).replace(f"{both}pipeline", "import pipeline")
+    _, _, folder = migrated("情感.py", script)
+    assert row(folder, "AutoModelForSeq2SeqLMWithValueHead") is None
+    used = script.replace("AutoModelForCausalLMWithValueHead.from", "AutoModelForSeq2SeqLMWithValueHead.from")
+    _, _, folder = migrated("情感.py", used, "--overwrite")
+    assert row(folder, "AutoModelForSeq2SeqLMWithValueHead")[0] == "Not kept"
+
+
 def test_defaults_of_old_scripts_are_told(migrated, row):
     outcome, settings, folder = migrated("情感.py", STEP.format(settings="batch_size=8"))
     assert "read as version 0.6" in outcome.err  # from 0.7 on a batch of 8 has no mini-batches of 128

@@ -242,6 +242,10 @@ def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     rows: list[Row] = []
     edits: list[tuple[ast.stmt, str]] = []
     needs_scores = "return_all_scores" in script.source
+    for name in ("AutoModelForSeq2SeqLMWithValueHead", "TextEnvironment"):  # there to be imported, not to be used
+        used = next((one for one in script.calls if name in one.name.split(".") and one.name.startswith("trl")), None)
+        if used is not None:
+            rows.append(Row("lost", name, used.text, "", _without(name), used.line))
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
