@@ -1,18 +1,18 @@
 """What transformers' trainers have in common: batches, epochs, schedule, dtype, adapters, evaluations."""
 
 from heedful.apps.migrate.translate import Row, Translation
-from heedful.apps.migrate.values import Made
+from heedful.apps.migrate.values import Call
 
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
-def subclass(run: Translation, trainer: Made) -> None:
+def subclass(run: Translation, trainer: Call) -> None:
     """A row for a class of the script that extends the trainer."""
     made_by = trainer.made_by
     if made_by is not None and made_by.methods:
-        said = f"It has its own {', '.join(made_by.methods)}: heedful's trainer does what {trainer.last} does."
-        run.rows.append(Row("lost", f"class {made_by.name}({trainer.last})", "", "", said, trainer.line))
+        said = f"It has its own {', '.join(made_by.methods)}: heedful's trainer does what {trainer.short_name} does."
+        run.rows.append(Row("lost", f"class {made_by.name}({trainer.short_name})", "", "", said, trainer.line))
 
 
 def optimizer_rows(run: Translation) -> int | None:

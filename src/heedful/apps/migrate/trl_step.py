@@ -9,7 +9,7 @@ from heedful.apps.migrate import common
 from heedful.apps.migrate.objects import model_name
 from heedful.apps.migrate.script import Script
 from heedful.apps.migrate.translate import Origin, Row, Translation
-from heedful.apps.migrate.values import Call, source_text, is_unknown
+from heedful.apps.migrate.values import Call, is_unknown, source_text
 from heedful.configs.peers import peers
 
 COMPAT = "heedful.compat.trl"
@@ -245,7 +245,7 @@ def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     for name in ("AutoModelForSeq2SeqLMWithValueHead", "TextEnvironment"):  # there to be imported, not to be used
         used = next((one for one in script.calls if name in one.name.split(".") and one.name.startswith("trl")), None)
         if used is not None:
-            rows.append(Row("lost", name, used.text, "", _without(name), used.line))
+            rows.append(Row("lost", name, used.text, "", _why_missing(name), used.line))
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
