@@ -6,6 +6,8 @@ import json
 import pytest
 import yaml
 
+from heedful.configs.peers import peers
+
 SENTIMENT = """
 from dataclasses import dataclass, field
 
@@ -261,6 +263,26 @@ def test_no_setting_is_dropped_in_silence(migrated):
     assert row(folder, "GRPOConfig.新参数")[0] == row(folder, "TrainingArguments.save_steps")[0] == "To be answered"
     for name in ("GRPOConfig.sapo_temperature_neg", "TrainingArguments.logging_steps", "GRPOConfig.num_generations"):
         assert row(folder, name) is not None, name
+
+
+@pytest.mark.parametrize("value", ["None", "False", "'别的'"])
+@pytest.mark.parametrize(("table", "section"), [("trl", "GRPOConfig"), ("trl", "DPOConfig"), ("trl-step", "PPOConfig")])
+def test_every_setting_has_a_row_whatever_its_value(migrated, table, section, value):
+    names = peers()[table].sections[section]
+    trainer = section.replace("Config", "Trainer")
+    use = ".step([], [], [])" if table == "trl-step" else ""
+    settings = ", ".join(f"{name}={value}" for name in names)
+    _, _, folder = migrated(
+        "每个.py",
+        f"import trl\nconfig = trl.{section}({settings})\ntrl.{trainer}('模型', args=config, config=config){use}\n",
+    )
+    assert [name for name in names if row(folder, f"{section}.{name}") is None] == []
+
+
+def test_what_the_trainer_does_without_a_setting_is_reported(migrated):
+    _, settings, folder = migrated("情感.py", SENTIMENT)
+    assert settings["adam_eps"] == 1e-8
+    assert "| `PPOTrainer` |  | `adam_eps: 1e-08` |" in (folder / "migration.md").read_text(encoding="utf-8")
 
 
 def test_what_a_run_would_compute_is_a_question(migrated):
