@@ -285,6 +285,38 @@ def test_what_the_trainer_does_without_a_setting_is_reported(migrated):
     assert "| `PPOTrainer` |  | `adam_eps: 1e-08` |" in (folder / "migration.md").read_text(encoding="utf-8")
 
 
+SFT = "import trl\ntrl.SFTTrainer('模型', args=trl.SFTConfig({settings}), train_dataset=[])\n"
+
+
+def test_warm_up_is_that_of_transformers(migrated):
+    """A share is rounded up, constant has none, and GRPO counts optimizer steps, of which a rollout batch has two here."""
+    share = "max_steps=25, warmup_ratio=0.1"
+    _, settings, _ = migrated("a.py", SFT.format(settings=share))
+    assert settings["warmup_steps"] == 3
+    _, settings, folder = migrated("a.py", SFT.format(settings=share + ", lr_scheduler_type='constant'"), "--overwrite")
+    assert "warmup_steps" not in settings
+    assert row(folder, "TrainingArguments.warmup_ratio")[0] == "Without effect on the numbers"
+    script = GRPO.replace("warmup_ratio=0.1", "warmup_steps=7, steps_per_generation=8")
+    (folder / "sft.yaml").unlink()
+    _, settings, _ = migrated("数学.py", script, "--overwrite")
+    assert (settings["steps"], settings["warmup_steps"]) == (50, 4)
+
+
+def test_of_steps_and_epochs_the_one_without_effect_is_said_so(migrated):
+    _, settings, folder = migrated("a.py", SFT.format(settings="max_steps=9, num_train_epochs=2"))
+    assert settings["max_steps"] == 9
+    assert row(folder, "TrainingArguments.num_train_epochs")[0] == "Without effect on the numbers"
+    assert "# epochs" not in (folder / "sft.yaml").read_text(encoding="utf-8")
+
+
+def test_saving_that_the_file_does_not_set_is_no_question(migrated, tmp_path):
+    _, _, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path))
+    assert row(folder, "TrainingArguments.save_steps") is None
+    _, _, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path) + "save_steps: 100\n", "--overwrite")
+    assert row(folder, "TrainingArguments.save_steps")[0] == "To be answered"
+    assert row(folder, "ppo.val_size")[0] == "Defaults that are written"
+
+
 def test_what_a_run_would_compute_is_a_question(migrated):
     outcome, settings, _ = migrated("数学.py", GRPO.replace("learning_rate=1e-6", "learning_rate=choose(rates)"))
     assert "? TrainingArguments.learning_rate" in outcome.err or "? GRPOConfig.learning_rate" in outcome.err

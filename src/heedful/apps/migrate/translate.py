@@ -96,6 +96,10 @@ class Translation:
         """``Section.name`` of a setting, from its name alone or with its section; the name itself if no section has it."""
         return next((key for key in (*self.given, *self.table) if name in (key, key.partition(".")[2])), name)
 
+    def sets(self, name: str) -> bool:
+        """Whether the origin sets it; otherwise `value` is its default."""
+        return self.full_name(name) in self.given
+
     def value(self, name: str) -> Any:
         """What the origin sets, or its default."""
         key = self.full_name(name)
@@ -130,8 +134,12 @@ class Translation:
 
     def add_written_row(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
         """Report a setting that was written: as kept (or differs) if the origin sets it, as a default if it does not."""
-        fate: Fate = "default" if self.full_name(name) not in self.given else "differs" if differs else "kept"
+        fate: Fate = "default" if not self.sets(name) else "differs" if differs else "kept"
         self.add_row(fate, name, ours, note)
+
+    def has_row(self, name: str) -> bool:
+        """Whether the report has what became of it."""
+        return any(row.name == self.full_name(name) for row in self.rows)
 
     def claim(self, *names: str) -> bool:
         """Take settings out of `translate_by_table`: the caller translates them. Returns whether the origin sets any."""

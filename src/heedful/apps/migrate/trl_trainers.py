@@ -116,7 +116,7 @@ def translate_groups(run: Translation, script: Script, files: dict[str, str], ou
         "log_completions",
     )
     for name in ("resume_from_checkpoint", "run_name", "log_completions"):
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("none", name)
     _models(run, script, files, output)
     _data(run)
@@ -229,7 +229,7 @@ def _data(run: Translation) -> None:
             "kept" if place else "question", name, run.write(ours, place) if place else f"{ours}: ?", note or None
         )
     for name in ("dataset_name", "dataset_train_split", "dataset_test_split"):
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("kept", name, f"data: {run.written.get('data', '?')}")
 
 
@@ -255,7 +255,7 @@ def _lora(run: Translation) -> None:
     is_own = "arguments.peft_config" in run.given
     if not is_own and run.value("use_peft") is not True:
         for name in mine:
-            if run.full_name(name) in run.given:
+            if run.sets(name):
                 run.add_row("none", name, note="use_peft is not given, so every weight is trained.")
         return
     rank, alpha, dropout, targets, scaled = theirs if is_own else mine[1:]
@@ -275,7 +275,7 @@ def _lora(run: Translation) -> None:
         )
     if run.number(dropout):
         run.add_row("lost", dropout)
-    if run.full_name(scaled) in run.given:
+    if run.sets(scaled):
         run.add_row("kept", scaled)
     for name in bits[:2]:
         if run.value(name) is True:
@@ -289,7 +289,7 @@ def _model_kwargs(run: Translation) -> None:
     names = ("model_init_kwargs", "ModelConfig.dtype", "ModelConfig.torch_dtype")
     run.claim(*names)
     for name in names:
-        if run.full_name(name) not in run.given:
+        if not run.sets(name):
             continue
         value = run.value(name)
         kind = (value.get("dtype", value.get("torch_dtype")) if isinstance(value, dict) else value) or ""
@@ -332,11 +332,17 @@ def _rollouts(run: Translation) -> None:
     rollout = round(minibatch * parts)
     run.add_written_row("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
     run.add_written_row("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
-    source = next((name for name in sizes[:3] if run.full_name(name) in run.given), sizes[0])
+    source = next((name for name in sizes[:3] if run.sets(name)), sizes[0])
     run.add_written_row(source, run.write("rollout_batch_size", rollout))
-    _steps(run, rollout, max(1, round(rollout / minibatch)))
-    common.saving(run, batch_steps=False)
-    common.schedule(run, run.written.get("steps"))
+    updates = max(1, round(rollout / minibatch))
+    _steps(run, rollout, updates)
+    common.saving(run, steps_are_updates=False)
+    by_update = run.trainer in ("GRPOTrainer", "RLOOTrainer")  # PPO's scheduler steps once per rollout batch
+    common.schedule(
+        run,
+        run.written.get("steps"),
+        updates=round(updates * (run.number("num_iterations") or 1)) if by_update else 1,
+    )
 
 
 def _steps(run: Translation, rollout: int, updates: int) -> None:
@@ -369,9 +375,9 @@ def _sft(run: Translation) -> None:
     else:
         run.add_row("question", on, "loss_on: ?")
     name = run.value(field)
-    if isinstance(name, str) and name != "text" and run.full_name(field) in run.given:
+    if isinstance(name, str) and name != "text" and run.sets(field):
         run.add_written_row(field, run.write("columns", f"text={name}"))
-    if run.full_name(more) in run.given:
+    if run.sets(more):
         run.add_row("question", more)
 
 
@@ -442,7 +448,7 @@ def _grpo(run: Translation) -> None:
     if run.value("use_adaptive_entropy") is True:
         run.add_written_row("entropy_target", run.write("target_entropy", run.number("entropy_target")), differs=True)
     turns = run.number("max_tool_calling_iterations")
-    if turns is not None and run.full_name("max_tool_calling_iterations") in run.given:
+    if turns is not None and run.sets("max_tool_calling_iterations"):
         run.add_row("kept", "max_tool_calling_iterations", run.write("max_turns", int(turns) + 1))
     if isinstance(run.value("chat_template_kwargs"), dict):
         run.add_row("question", "chat_template_kwargs", "chat_template_kwargs: ?")
@@ -456,14 +462,14 @@ def _vllm(run: Translation) -> None:
     run.claim("use_vllm", *SERVER, *IMPORTANCE)
     if run.value("use_vllm") is not True:
         for name in (*SERVER, *IMPORTANCE):
-            if run.full_name(name) in run.given:
+            if run.sets(name):
                 run.add_row("none", name, note="use_vllm is not set, so it does nothing.")
         return
     address, host, port = (run.value(name) for name in SERVER[1:4])
     place = address if isinstance(address, str) else f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
     run.add_row("differs", "use_vllm", run.write("sampler", [f"vllm:{place}"]))
     for name in SERVER:
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("differs", name)
     if run.value(IMPORTANCE[0]) is not True:
         return
