@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -231,6 +232,36 @@ def test_settings_come_from_the_command_line_of_the_script(migrated):
     }
     assert {name: settings.get(name) for name in wanted} == wanted
     assert "lora_rank" not in settings
+
+
+def test_flags_that_no_parser_takes_are_questions(migrated):
+    given = "--dataset_name 某人/偏好 --model_name_or_path M --no_remove_unused_columns --没有 3 -q"
+    _, settings, folder = migrated("偏好.py", DPO, f"--arguments={given} --score -1")
+    assert settings["model"] == "M"
+    questions = {name: row(folder, name) for name in ("--没有", "--q", "--score", "--no_remove_unused_columns")}
+    assert [name for name, cells in questions.items() if cells] == ["--没有", "--q", "--score"]
+    assert questions["--score"][3] == "`-1`"
+    assert row(folder, "TrainingArguments.remove_unused_columns")[3] == "`False`"
+
+
+def test_two_trainers_have_a_file_of_rewards_each(migrated):
+    functions = "".join(f"def {name}(completions, **rest):\n    return [{name!r}]\n" for name in ("one", "two"))
+    trainers = "".join(
+        f"GRPOTrainer('模型', reward_funcs={name}, args=GRPOConfig(max_steps=1))\n" for name in ("one", "two")
+    )
+    _, _, folder = migrated("两个.py", f"from trl import GRPOConfig, GRPOTrainer\n{functions}{trainers}")
+    for path, name in ((folder / "grpo.yaml", "one"), (folder / "grpo-2.yaml", "two")):
+        (reward,) = yaml.safe_load(path.read_text(encoding="utf-8"))["rewards"]
+        file, function = reward.removeprefix("python:").split(":")
+        assert function == name
+        assert f"def {name}" in Path(file).read_text(encoding="utf-8")
+
+
+def test_a_default_that_a_script_reads_is_that_of_its_trainer(migrated):
+    """Both of TRL's PPOTrainers have a PPOConfig, with other learning rates."""
+    again = "PPOTrainer(PPOConfig(batch_size=64, mini_batch_size=4, learning_rate=config.learning_rate),"
+    script = SENTIMENT.replace("learning_rate=1.41e-5 * 2,", "").replace("PPOTrainer(config,", again)
+    assert migrated("情感.py", script)[1]["learning_rate"] == 1.41e-5
 
 
 def test_adapters_are_asked_for_their_places(migrated):

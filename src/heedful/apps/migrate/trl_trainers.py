@@ -176,9 +176,10 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     functions = [one for one in rewards if isinstance(one, Function) and not one.name.startswith("a ")]
     library = [one for one in rewards if isinstance(one, Imported) and not reward_name(one)[0]]
     names: list[str] = []
+    file = REWARDS if REWARDS not in files else f"rewards_{len(files)}.py"  # of another trainer of the script
     for one in rewards:
         if one in functions or one in library:
-            names.append(f"python:{output / REWARDS}:{one.name.rpartition('.')[2]}")
+            names.append(f"python:{output / file}:{one.name.rpartition('.')[2]}")
         else:
             name, note = reward_name(one)
             names += [name] if name else []
@@ -189,7 +190,7 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
         imports = "".join(
             f"from {one.name.rpartition('.')[0]} import {one.name.rpartition('.')[2]}\n" for one in library
         )
-        files[REWARDS] = (
+        files[file] = (
             imports
             + ("\n\n" if imports and functions else "")
             + (functions_file(script, functions) if functions else "")
