@@ -1,5 +1,6 @@
 """heedful migrate: scripts and files of other libraries, written for these tests, and what becomes of them."""
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from heedful.configs.peers import peers
 
+SCRIPTS = Path(__file__).parents[1] / "compat" / "scripts"
 SENTIMENT = """
 from dataclasses import dataclass, field
 
@@ -178,8 +180,20 @@ def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     assert written.startswith(
         before + "from heedful.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer\n"
     )
-    rest = after.split("\n)\n", 1)[1].replace("from trl.core import", "from heedful.compat.trl import")
+    rest = after.split("\n)\n", 1)[1].replace("from trl.core import", "from heedful.compat.trl.core import")
     assert written.endswith(rest)
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_names_that_scripts_import_are_where_the_rewritten_script_looks(migrated, script):
+    """Those of tests/compat/scripts, which run on heedful.compat.trl."""
+    _, _, folder = migrated(script.name, script.read_text(encoding="utf-8"))
+    tree = ast.parse((folder / script.name).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "trl" in node.module]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(node.module)
+        assert [one.name for one in node.names if not hasattr(module, one.name)] == []
 
 
 def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):

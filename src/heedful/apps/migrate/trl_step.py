@@ -194,19 +194,20 @@ def _adapters(run: Translation) -> None:
 
 def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
-    there = _names()
     source = [line.encode() for line in script.source.split("\n")]
     rows: list[Row] = []
     edits: list[tuple[ast.stmt, str]] = []
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
             names = [f"{one.name} as {one.asname}" if one.asname else one.name for one in node.names]
+            module = _compat_module(node)
+            there = _names(module)
             missing = [one.name for one in node.names if one.name != "*" and one.name not in there]
             rows += [
                 Row("lost", f"from {node.module} import {one}", "", "", _why_missing(one), node.lineno)
                 for one in missing
             ]
-            edits.append((node, f"from {COMPAT} import {', '.join(names)}"))
+            edits.append((node, f"from {module} import {', '.join(names)}"))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_import_statements(node))))
     for node, text in sorted(edits, key=lambda one: (-one[0].lineno, -one[0].col_offset)):
@@ -216,11 +217,21 @@ def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     return b"\n".join(source).decode(), rows
 
 
-def _names() -> set[str]:
-    """The names of heedful.compat.trl, read without importing torch."""
-    content = (files("heedful.compat") / "trl" / "__init__.py").read_text(encoding="utf-8")
+def _compat_module(node: ast.ImportFrom) -> str:
+    """The module to import from: the one of the same name if it has all that is wanted, such as ``core``; or the package."""
+    of_same_name = COMPAT + (node.module or "").removeprefix("trl")
+    return of_same_name if {one.name for one in node.names} <= _names(of_same_name) else COMPAT
+
+
+def _names(module: str) -> set[str]:
+    """The names of a module of heedful.compat.trl, read without importing torch; none if there is no such module."""
+    folder, name = files("heedful.compat") / "trl", module.removeprefix(COMPAT).strip(".") or "__init__"
+    file = folder / f"{name}.py"
+    if not file.is_file():
+        return set()
+    content = file.read_text(encoding="utf-8")
     named = [one for one in ast.parse(content).body if isinstance(one, ast.Assign) and _is_all(one.targets[0])]
-    return set(ast.literal_eval(named[0].value))
+    return set(ast.literal_eval(named[0].value)) if named else set()
 
 
 def _is_all(target: ast.expr) -> bool:
