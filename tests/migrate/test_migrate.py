@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from heedful.configs.peers import peers
 
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 SCRIPTS = Path(__file__).parents[1] / "compat" / "scripts"
 SENTIMENT = """
 from dataclasses import dataclass, field
@@ -211,7 +213,8 @@ def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):
 def test_early_stopping_is_a_limit_half_as_much_again(migrated):
     _, settings, folder = migrated("情感.py", SENTIMENT, "--version", "0.9.6")
     assert settings["approx_kl_limit"] == pytest.approx(0.15)
-    assert row(folder, "PPOConfig.target_kl")[0] == "Kept, with another meaning"
+    for name in ("PPOConfig.target_kl", "PPOConfig.early_stopping"):
+        assert row(folder, name)[0] == "Kept, with another meaning"
 
 
 def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
@@ -362,6 +365,12 @@ def test_saving_that_the_file_does_not_set_is_no_question(migrated, tmp_path):
     assert row(folder, "ppo.val_size")[0] == "Defaults that are written"
 
 
+def test_a_question_shows_the_part_of_a_value_that_is_taken_apart(migrated):
+    script = SENTIMENT.replace("config = PPO", "_, where = torch.load(1)\nconfig = PPO")
+    script = script.replace("(config.model_name)", "(where)")
+    assert row(migrated("情感.py", script)[2], "the model")[3:5] == ["`where`", "`model: ?`"]
+
+
 def test_what_a_run_would_compute_is_a_question(migrated):
     outcome, settings, _ = migrated("数学.py", GRPO.replace("learning_rate=1e-6", "learning_rate=choose(rates)"))
     assert "? TrainingArguments.learning_rate" in outcome.err or "? GRPOConfig.learning_rate" in outcome.err
@@ -371,14 +380,14 @@ def test_what_a_run_would_compute_is_a_question(migrated):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.py", "print 'hello'\n", "a.py:1: not Python 3.11: Missing parentheses in call to 'print'"),
+        ("a.py", "print 'hello'\n", f"a.py:1: not Python {PYTHON}: Missing parentheses in call to 'print'"),
         ("a.py", "import torch\nx = (\n", "a.py:2: not Python"),
         (
             "a.py",
             "import trl\ntrl.BCOTrainer(1)\n",
             "it makes no trainer that heedful knows; it makes BCOTrainer (line 2)",
         ),
-        ("a.py", "x = 1\0\n", "a.py:1: not Python 3.11: source code string cannot contain null bytes"),
+        ("a.py", "x = 1\0\n", f"a.py:1: not Python {PYTHON}: source code string cannot contain null bytes"),
         ("a.py", "x = " + "(" * 500 + ")" * 500, "a.py"),
         ("a.ipynb", "{", "a.ipynb: not a notebook"),
         ("a.ipynb", '{"nbformat": 3}', "it has no list of cells"),
@@ -450,6 +459,12 @@ def test_a_hostile_script_does_nothing(migrated, tmp_path):
     assert not mark.exists()
     assert sorted(path.name for path in folder.iterdir()) == ["grpo.yaml", "migration.md", "rewards.py"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hostile.py", "迁移"]
+
+
+def test_its_help_names_no_file_of_settings(heedful):
+    """A YAML file that comes first is the one to migrate."""
+    assert "A YAML file, given first" in heedful("dpo", "--help").out
+    assert "A YAML file, given first" not in heedful("migrate", "--help").out
 
 
 def test_only_its_own_folder_is_replaced(heedful, written, tmp_path):

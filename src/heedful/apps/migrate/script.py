@@ -208,7 +208,7 @@ class Script:
         elif isinstance(target, ast.Tuple | ast.List):
             known = isinstance(value, list | tuple) and len(value) == len(target.elts)
             for place, one in enumerate(target.elts):
-                self._bind(one, value[place] if known else self._item(value, place, target), names)
+                self._bind(one, value[place] if known else self._item(value, place, one), names)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, names)
             if isinstance(owner, Call):

@@ -134,6 +134,8 @@ def _kl(run: Translation) -> None:
         run.add_row("question", adaptive, "kl_target: ?")
     elif is_adaptive:
         ours = run.write("kl_target", run.value(target))
+        if adaptive in run.given:
+            run.add_row("kept", adaptive, ours)
         run.add_row("kept" if adaptive in run.given or target in run.given else "default", target, ours)
         run.add_row(
             "kept" if horizon in run.given else "default",
@@ -151,6 +153,7 @@ def _kl(run: Translation) -> None:
         run.add_row("question", stop, "approx_kl_limit: ?")
     elif run.value(stop) and run.number(limit) is not None:
         ours = run.write("approx_kl_limit", round(1.5 * (run.number(limit) or 0), 6))
+        run.add_row("differs", stop, ours)
         run.add_row("differs", limit, ours)
     elif limit in run.given:
         run.add_row("none", limit, note="early_stopping is False, so it does nothing.")
