@@ -463,8 +463,8 @@ def test_a_hostile_script_does_nothing(migrated, tmp_path):
 
 def test_its_help_names_no_file_of_settings(heedful):
     """A YAML file that comes first is the one to migrate."""
-    assert "A YAML file, given first" in heedful("dpo", "--help").out
-    assert "A YAML file, given first" not in heedful("migrate", "--help").out
+    assert "A YAML file, given" in heedful("dpo", "--help").out
+    assert "A YAML file, given" not in heedful("migrate", "--help").out
 
 
 def test_only_its_own_folder_is_replaced(heedful, written, tmp_path):
