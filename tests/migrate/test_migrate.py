@@ -304,6 +304,14 @@ def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
     assert row(folder, "DataArguments.template")[:2] == ["Kept, with another meaning", "| 11"]
 
 
+def test_settings_of_adapters_do_nothing_without_adapters(migrated, tmp_path):
+    content = FACTORY.format(folder=tmp_path).replace("lora\n", "full\n", 1) + "lora_alpha: 8\nuse_rslora: true\n"
+    _, settings, folder = migrated("ppo.yaml", content)
+    assert not {"lora_rank", "lora_alpha", "lora_targets"} & set(settings)
+    for name in ("lora_target", "lora_alpha", "use_rslora"):
+        assert row(folder, f"LoraArguments.{name}")[0] == "Without effect on the numbers"
+
+
 def test_no_setting_is_dropped_in_silence(migrated):
     _, _, folder = migrated(
         "数学.py", GRPO.replace("beta=0.04", "beta=0.04, 新参数=3, sapo_temperature_neg=1.1, save_steps=get()")

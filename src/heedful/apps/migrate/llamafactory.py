@@ -177,6 +177,10 @@ def _adapters(run: Translation) -> None:
             run.add_row("lost", "finetuning_type", "lora_rank")
         else:
             run.add_written_row("finetuning_type", "lora_rank: 0")
+        run.claim("lora_alpha")
+        for name in ("lora_rank", "lora_alpha", "lora_target", "use_rslora"):
+            if run.sets(name):
+                run.add_row("none", name, note=f"finetuning_type is {kind}, so there are no adapters.")
         return
     rank, alpha = run.number("lora_rank"), run.number("lora_alpha")
     if run.ask_if_unknown("lora_rank", ours="lora_rank") or rank is None:
