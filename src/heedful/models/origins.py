@@ -54,8 +54,8 @@ class OriginHead:
     weight: Tensor
     """``[1, hidden]``, float32."""
     bias: float
-    scores: bool = True
-    """Whether it may score responses. TRL's is always the critic of a policy."""
+    can_score: bool = True
+    """Whether it may be a reward model's. TRL's is always a critic's."""
 
     def copy_to(self, head: nn.Linear) -> None:
         """Set a head's weight, and its bias if it has one. Raises CheckpointError if they do not fit."""
@@ -148,7 +148,7 @@ def _of_trl(tensors: dict[str, Tensor], origin: Literal["TRL", "LLaMA-Factory"],
             f"{' and '.join(SUMMARY)}, so it cannot be read; save the model without this head, or with one of that form"
         )
     weight, bias = (tensors[name].float() for name in SUMMARY)
-    return OriginHead(origin, place, weight, float(bias), scores=origin == "LLaMA-Factory")
+    return OriginHead(origin, place, weight, float(bias), can_score=origin == "LLaMA-Factory")
 
 
 def openrlhf_kind(source: Source) -> str | None:
@@ -192,7 +192,7 @@ def _openrlhf(source: Source) -> OriginHead | None:
         )
     mean, std = _normalisation(config, source.folder)
     (weight,) = found.values()
-    return OriginHead("OpenRLHF", source.folder, weight.float() / std, -mean / std, scores=kind != "CriticModel")
+    return OriginHead("OpenRLHF", source.folder, weight.float() / std, -mean / std, can_score=kind != "CriticModel")
 
 
 def _normalisation(config: dict[str, Any], name: str) -> tuple[float, float]:

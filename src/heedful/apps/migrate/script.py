@@ -478,5 +478,7 @@ def _parsed(path: Path, source: str) -> ast.Module:
         version = ".".join(map(str, sys.version_info[:2]))
         old = "; it looks like Python 2" if "print" in str(error.msg) else ""
         raise ConfigError(f"{path}:{error.lineno or 1}: not Python {version}: {error.msg}{old}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path}: not a Python script: {error or 'nested too deeply'}") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: it is nested too deeply to be read") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a Python script: {error}") from None
