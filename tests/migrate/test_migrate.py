@@ -261,14 +261,16 @@ def test_flags_that_no_parser_takes_are_questions(migrated):
     assert row(folder, "TrainingArguments.remove_unused_columns")[3] == "`False`"
 
 
-def test_two_trainers_have_a_file_of_rewards_each(migrated):
+def test_two_trainers_have_a_file_of_rewards_and_a_run_each(migrated):
     functions = "".join(f"def {name}(completions, **rest):\n    return [{name!r}]\n" for name in ("one", "two"))
     trainers = "".join(
         f"GRPOTrainer('模型', reward_funcs={name}, args=GRPOConfig(max_steps=1))\n" for name in ("one", "two")
     )
     _, _, folder = migrated("两个.py", f"from trl import GRPOConfig, GRPOTrainer\n{functions}{trainers}")
-    for path, name in ((folder / "grpo.yaml", "one"), (folder / "grpo-2.yaml", "two")):
-        (reward,) = yaml.safe_load(path.read_text(encoding="utf-8"))["rewards"]
+    found = [yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in ("grpo.yaml", "grpo-2.yaml")]
+    assert [settings["output"] for settings in found] == ["runs/两个", "runs/两个-grpo-2"]
+    for settings, name in zip(found, ("one", "two"), strict=True):
+        (reward,) = settings["rewards"]
         file, function = reward.removeprefix("python:").split(":")
         assert function == name
         assert f"def {name}" in Path(file).read_text(encoding="utf-8")
@@ -279,6 +281,26 @@ def test_a_default_that_a_script_reads_is_that_of_its_trainer(migrated):
     again = "PPOTrainer(PPOConfig(batch_size=64, mini_batch_size=4, learning_rate=config.learning_rate),"
     script = SENTIMENT.replace("learning_rate=1.41e-5 * 2,", "").replace("PPOTrainer(config,", again)
     assert migrated("情感.py", script)[1]["learning_rate"] == 1.41e-5
+
+
+PPO = """
+from trl import PPOConfig, PPOTrainer
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, HfArgumentParser
+
+(args,) = HfArgumentParser(PPOConfig).parse_args_into_dataclasses()
+reward = AutoModelForSequenceClassification.from_pretrained(args.reward_model_path)
+policy = AutoModelForCausalLM.from_pretrained(args.sft_model_path)
+data = load_dataset("某人/问题").filter(lambda row: row)
+PPOTrainer(args, None, policy, None, reward, data, value_model=reward).train()
+"""
+
+
+def test_paths_that_the_script_loads_from_are_no_questions(migrated):
+    _, settings, folder = migrated("新.py", PPO, "--arguments=--sft_model_path 甲 --reward_model_path 乙")
+    assert (settings["model"], settings["rewards"], settings["critic"]) == ("甲", ["model:乙"], "reward")
+    assert row(folder, "OnPolicyConfig.sft_model_path")[0] == row(folder, "PPOConfig.reward_model_path")[0] == "Kept"
+    assert "# model: ?" not in (folder / "ppo.yaml").read_text(encoding="utf-8")
 
 
 def test_adapters_are_asked_for_their_places(migrated):

@@ -57,7 +57,7 @@ def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str]
         name = f"{config.file.stem}.py"
         files[name], missing = trl_step.with_compat_imports(script)
         run.rows[:0] = missing
-        files["ppo.yaml"] = _finish(run, config.file)
+        files["ppo.yaml"] = _finish(run, config.file, config.file.stem)
         runs.append(("PPOTrainer with .step", run))
         done += [
             f"`python {output / name}` runs the script on heedful.compat.trl, whose numbers are TRL 0.11's. Its "
@@ -69,7 +69,8 @@ def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str]
         run = _translation(config, trl_trainers.read_origin(trainer, script))
         trl_trainers.translate_groups(run, script, files, output)
         name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
-        files[name] = _finish(run, config.file)
+        run_name = f"{config.file.stem}-{Path(name).stem}" if runs else config.file.stem
+        files[name] = _finish(run, config.file, run_name)
         runs.append((trainer.short_name, run))
         done.append(f"`heedful {run.command} {output / name}`")
     for flag in unused_flags(arguments, script.left_over):
@@ -82,7 +83,7 @@ def _migrate_yaml(config: MigrateConfig, output: Path) -> tuple[dict[str, str], 
     run = _translation(config, llamafactory.read_origin(config.file))
     llamafactory.translate_groups(run, config.file)
     name = f"{run.command}.yaml"
-    files = {name: _finish(run, config.file)}
+    files = {name: _finish(run, config.file, config.file.stem)}
     return _add_report(config, files, [f"`heedful {run.command} {output / name}`"], [(f"stage {run.trainer}", run)])
 
 
@@ -90,11 +91,19 @@ def _translation(config: MigrateConfig, origin: Origin) -> Translation:
     return Translation(origin, _version(peers()[origin.peer], origin.trainer, config.version), config.processes)
 
 
-def _finish(run: Translation, origin: Path) -> str:
-    """Translate the settings that are left. Returns heedful's YAML file."""
+def _finish(run: Translation, file: Path, run_name: str) -> str:
+    """Translate the settings that are left. Returns heedful's YAML file, in which open questions are comments."""
     run.translate_by_table()
     run.add_remaining_rows()
-    return yaml_of(run, origin)
+    lines = [f"# heedful {run.command}, from {file.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
+    for row in run.rows:
+        if row.fate == "question" and row.ours:
+            value = " ".join(row.value.split())
+            lines.append(f"# {row.ours}" + (f"  # {value}" if value else ""))
+    _ask_if_refused(run)
+    written = {name: run.written[name] for name in run.setting_types if name in run.written}
+    written.setdefault("output", f"runs/{run_name}")
+    return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
 
 
 def _add_report(
@@ -197,20 +206,8 @@ def _scalar(word: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(word.lower(), word)
 
 
-def yaml_of(run: Translation, origin: Path) -> str:
-    """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
-    open_ones = [row for row in run.rows if row.fate == "question"]
-    lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
-    lines += [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
-    written = {name: run.written[name] for name in run.setting_types if name in run.written}
-    if "output" not in written:
-        written["output"] = f"runs/{origin.stem}"
-    _ask_if_refused(run)
-    return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
-
-
 def _ask_if_refused(run: Translation) -> None:
-    """A row if heedful would refuse the settings."""
+    """Report a question if heedful would refuse the settings."""
     needed = {"model": "M", "data": "D", "output": Path("O"), "rewards": ("rule:repetition",)}
     values = {name: given for name, given in needed.items() if name in run.setting_types}
     values |= {name: tuple(value) if isinstance(value, list) else value for name, value in run.written.items()}

@@ -169,7 +169,7 @@ class Translation:
                 self._translate_one(name, self.table[name])
         for ours, value in self.peer.trainers[self.trainer].writes.items():
             if ours not in self.written:
-                always = "What the trainer does; it has no setting for it."
+                always = "The trainer does so; none of its settings changes it."
                 self.rows.append(Row("default", self.trainer, "", self.write(ours, value), always))
 
     def add_remaining_rows(self) -> None:
@@ -225,7 +225,7 @@ class Translation:
                 self.add_row("lost", name, note=f"{has}. {setting.note}")
         elif taken is None and type(None) not in kinds:
             if is_given:
-                self.add_row("question", name, f"{ours}: ?", f"{ours} has no value none here. {setting.note}")
+                self.add_row("question", name, f"{ours}: ?", f"heedful's {ours} cannot be none. {setting.note}")
         elif is_given:
             self.add_row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken))
         elif taken != getattr(self.config_class, ours, None):

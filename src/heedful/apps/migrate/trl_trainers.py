@@ -157,6 +157,11 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
         _rewards(run, script, files, output)
     if run.command == "ppo":
         _critic(run)
+    for name in paths:  # what the script loads from them is written above
+        path = run.value(name)
+        used = [ours for ours, value in run.written.items() if value in (path, [f"model:{path}"])]
+        if run.sets(name) and used:
+            run.add_row("kept", name, f"{used[0]}: {yaml_text(run.written[used[0]])}")
     for name in ("processing_class", "tokenizer"):
         if f"arguments.{name}" in run.given:
             run.add_row("none", f"arguments.{name}")
@@ -231,7 +236,9 @@ def _data(run: Translation) -> None:
         )
     for name in ("dataset_name", "dataset_train_split", "dataset_test_split"):
         if run.sets(name):
-            run.add_row("kept", name, f"data: {run.written.get('data', '?')}")
+            is_known = "data" in run.written
+            ours = f"data: {run.written['data']}" if is_known else ""
+            run.add_row("kept" if is_known else "none", name, ours, None if is_known else "See train_dataset.")
 
 
 def _lora(run: Translation) -> None:
