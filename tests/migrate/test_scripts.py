@@ -310,7 +310,7 @@ def test_imports_of_a_script_with_step(migrated):
     assert lines[1:5] == [
         "from heedful.compat.trl.pipelines import pipeline; from transformers import AutoTokenizer",
         "from heedful.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer",
-        "from heedful.compat.trl import LengthSampler",
+        "from heedful.compat.trl.core import LengthSampler",
         "from heedful.compat.trl.import_utils import is_xpu_available",
     ]
 

@@ -16,7 +16,7 @@ class MigrateConfig(Settings):
     file: Annotated[Path, REQUIRED] = Path()
     """A Python script or notebook that uses a trainer of TRL, from 0.4 to 1.16, or a YAML file of LLaMA-Factory."""
     output: Path | None = None
-    """Folder for what is written, with the report migration.md. None is the file's name with -heedful, here."""
+    """Folder for what is written, with the report migration.md. None is the file's name with -heedful, where you are."""
     overwrite: bool = False
     """Replace a folder that heedful migrate wrote."""
     version: str | None = None
@@ -29,4 +29,5 @@ class MigrateConfig(Settings):
     """Processes (GPUs) that the file was written for. Batch sizes are per process there, and of all together in heedful."""
 
     POSITIONAL = ("file",)
-    TAKES_YAML = True
+    NO_SETTINGS_FILE = True
+    """A YAML file that comes first is ``file``, not a file of settings for this command."""

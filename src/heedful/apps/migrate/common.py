@@ -1,10 +1,13 @@
-"""What transformers' trainers have in common: batches, epochs, schedule, dtype, adapters, evaluations."""
+"""What transformers' trainers have in common: batches, epochs, schedule, dtype, saving, trackers, processes."""
+
+import math
 
 from heedful.apps.migrate.translate import Row, Translation
 from heedful.apps.migrate.values import Call
 
-SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
+EACH, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+TRACKERS = ("wandb", "trackio", "mlflow", "swanlab")
 
 
 def subclass(run: Translation, trainer: Call) -> None:
@@ -17,13 +20,13 @@ def subclass(run: Translation, trainer: Call) -> None:
 
 def optimizer_rows(run: Translation) -> int | None:
     """Rows of an optimizer step, of all processes together; None if only a run could tell."""
-    run.claim(*SIZES)
-    each, accumulated = (run.number(name) for name in SIZES)
-    if run.ask_if_unknown(*SIZES, ours="batch_size") or each is None or accumulated is None:
+    run.claim(EACH, ACCUMULATED)
+    each, accumulated = run.number(EACH), run.number(ACCUMULATED)
+    if run.ask_if_unknown(EACH, ACCUMULATED, ours="batch_size") or each is None or accumulated is None:
         return None
     rows = int(each * accumulated * run.processes)
     if rows < 1:
-        for name in SIZES:
+        for name in (EACH, ACCUMULATED):
             run.add_row("question", name, "batch_size: ?", "A batch has at least one row.")
     return rows if rows > 0 else None
 
@@ -32,13 +35,10 @@ def batches(run: Translation) -> None:
     """Batch and epochs of a trainer that reads data."""
     rows = optimizer_rows(run)
     if rows is not None:
-        each = int(run.number(SIZES[0]) or 1)
-        run.add_written_row(SIZES[0], run.write("micro_batch_size", each))
-        run.add_written_row(
-            SIZES[1],
-            run.write("batch_size", rows),
-            f"{each} rows times {run.number(SIZES[1]):g} times {run.processes} processes.",
-        )
+        each, accumulated = int(run.number(EACH) or 1), run.number(ACCUMULATED)
+        run.add_written_row(EACH, run.write("micro_batch_size", each))
+        product = f"{each} rows times {accumulated:g} times {run.processes} processes."
+        run.add_written_row(ACCUMULATED, run.write("batch_size", rows), product)
     epochs, most = "num_train_epochs", "max_steps"
     run.claim(epochs, most)
     if run.ask_if_unknown(epochs, ours="epochs") or run.ask_if_unknown(most, ours="max_steps"):
@@ -46,42 +46,59 @@ def batches(run: Translation) -> None:
     steps, passes = run.number(most), run.number(epochs)
     if steps is not None and steps > 0:
         run.add_written_row(most, run.write("max_steps", int(steps)), "It ends the run, whatever the epochs say.")
+        if run.sets(epochs):
+            run.add_row("none", epochs, note="max_steps ends the run.")
     elif passes is not None:
         run.add_written_row(epochs, run.write("epochs", int(passes) if passes == int(passes) else passes))
+        if run.sets(most):
+            run.add_row("none", most, note="The epochs end the run.")
 
 
-def schedule(run: Translation, steps: int | None = None) -> None:
-    """The learning rate's course. ``steps``: the optimizer's, if they are known."""
+def schedule(run: Translation, steps: int | None = None, *, updates: int = 1) -> None:
+    """Schedule and warm-up of the learning rate.
+
+    Args:
+        steps: of heedful's run, if they are known.
+        updates: steps of the origin's scheduler per step of heedful.
+    """
     kind, count, share = "lr_scheduler_type", "warmup_steps", "warmup_ratio"
     run.claim(kind, count, share)
-    name = run.value(kind)
+    name = str(run.value(kind)).rpartition(".")[2].lower()
     if not run.ask_if_unknown(kind, ours="lr_schedule"):
-        ours = SCHEDULES.get(str(name).rpartition(".")[2].lower())
-        if ours is None:
-            run.add_row("lost", kind, "lr_schedule", f"heedful has {', '.join(sorted(set(SCHEDULES.values())))}.")
+        if name in SCHEDULES:
+            run.add_written_row(kind, run.write("lr_schedule", SCHEDULES[name]))
         else:
-            run.add_written_row(kind, run.write("lr_schedule", ours))
-    warm, part = run.number(count), run.number(share)
+            run.add_row("lost", kind, "lr_schedule", f"heedful has {', '.join(sorted(set(SCHEDULES.values())))}.")
     if run.ask_if_unknown(count, share, ours="warmup_steps"):
         return
-    if warm is not None and 0 < warm < 1:  # transformers 5 reads a share
-        warm, part = None, warm
-    if warm:
-        run.add_written_row(count, run.write("warmup_steps", int(warm)))
-    elif part and steps is None:
-        name = share if run.number(share) else count
-        run.add_row(
-            "question",
-            name,
-            "warmup_steps: ?",
-            f"{part:g} times the number of optimizer steps, which heedful prints at the start.",
-        )
+    if name != "constant":
+        _warm_up(run, count, share, steps, updates)
+    for one in (count, share):
+        if run.sets(one) and not run.has_row(one):
+            unused = "The other setting of the warm-up acts." if run.number(one) else "0 is no warm-up."
+            note = "lr_scheduler_type constant has no warm-up there." if name == "constant" else unused
+            run.add_row("none", one, note=note)
+
+
+def _warm_up(run: Translation, count: str, share: str, steps: int | None, updates: int) -> None:
+    """Warm-up by a number of steps, or by their share of all."""
+    number, part = run.number(count) or 0, run.number(share) or 0
+    source = count if number else share
+    if 0 < number < 1:  # transformers 5 reads a share
+        number, part = 0, number
+    if number:
+        note = f"{number:g} optimizer steps, of which heedful has {updates} in a step." if updates > 1 else None
+        run.add_written_row(count, run.write("warmup_steps", math.ceil(number / updates)), note, differs=True)
     elif part and steps is not None:
-        run.add_written_row(share, run.write("warmup_steps", round(part * steps)), f"{part:g} of {steps} steps.")
+        ours = run.write("warmup_steps", math.ceil(part * steps))
+        run.add_written_row(source, ours, f"{part:g} of {steps} steps, rounded up.", differs=True)
+    elif part:
+        times = f"{part:g} times the number of steps, which heedful prints at the start."
+        run.add_row("question", source, "warmup_steps: ?", times)
 
 
 def dtype(run: Translation) -> None:
-    """Precision of the products."""
+    """Precision of matrix products."""
     flags = {"bf16": "bfloat16", "fp16": "float16", "pure_bf16": "bfloat16"}
     run.claim(*flags)
     if run.ask_if_unknown(*flags, ours="dtype"):
@@ -92,9 +109,8 @@ def dtype(run: Translation) -> None:
     ours = run.write("dtype", flags[on[-1]] if on else "float32")
     if "pure_bf16" in on and run.value("finetuning_type") == "full":
         run.write("weights_dtype", "bfloat16")
-    for flag in flags:
-        if flag in on or run.full_name(flag) in run.given:
-            run.add_written_row(flag, ours)
+    for flag in [flag for flag in flags if flag in on or run.sets(flag)] or ["bf16"]:
+        run.add_written_row(flag, ours)
 
 
 def saving(run: Translation, each: float = 1) -> None:
@@ -142,18 +158,16 @@ def trackers(run: Translation) -> None:
     names = ("report_to", "use_swanlab", "ppo_logger")
     if not run.claim(*names, "project", "swanlab_project"):
         return
-    given = [run.value(name) for name in names if run.full_name(name) in run.given]
+    given = [run.value(name) for name in names if run.sets(name)]
     wanted = [str(one) for value in given for one in (value if isinstance(value, list | tuple) else [value])]
     wanted += ["swanlab"] if run.value("use_swanlab") is True else []
     ours = [name for name in TRACKERS if name in wanted]
     for name in names:
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("kept" if ours else "none", name, run.write("track", ours) if ours else "")
-    project = next(
-        (run.value(name) for name in ("project", "swanlab_project") if run.full_name(name) in run.given), None
-    )
+    project = next((run.value(name) for name in ("project", "swanlab_project") if run.sets(name)), None)
     for name in ("project", "swanlab_project"):
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("kept" if ours else "none", name, run.write("track_project", project) if ours else "")
 
 
@@ -171,17 +185,3 @@ def several_processes(run: Translation) -> None:
         run.add_row(
             "kept" if fits else "none", "ddp_timeout", run.write("distributed_timeout_minutes", minutes) if fits else ""
         )
-
-
-def eval_split(run: Translation) -> None:
-    """A part of the data that is held out."""
-    for name in ("val_size",):
-        share = run.number(name)
-        if not run.claim(name) and share:
-            continue
-        if share and share < 1:
-            run.add_written_row(name, run.write("eval_fraction", share), differs=True)
-        elif share:
-            run.add_row("question", name, "eval_fraction: ?")
-        elif "eval_fraction" in run.setting_types and run.full_name("eval_dataset") not in run.given:
-            run.write("eval_fraction", 0.0)

@@ -69,7 +69,7 @@ def translate_groups(run: Translation, path: Path) -> None:
     common.dtype(run)
     common.trackers(run)
     common.several_processes(run)
-    common.eval_split(run)
+    _held_out(run)
     if run.command == "ppo":
         _ppo(run)
     else:
@@ -78,6 +78,16 @@ def translate_groups(run: Translation, path: Path) -> None:
         common.schedule(run, run.written.get("max_steps"))
     if run.command == "dpo":
         _preferences(run)
+
+
+def _held_out(run: Translation) -> None:
+    """The share of the data that is held out: none by default."""
+    share = run.number("val_size")
+    run.claim("val_size")
+    if share and share >= 1:
+        run.add_row("question", "val_size", "eval_fraction: ?")
+    elif share or "eval_fraction" in run.setting_types:
+        run.add_written_row("val_size", run.write("eval_fraction", share or 0.0), differs=bool(share))
 
 
 def _model(run: Translation) -> None:
@@ -91,15 +101,15 @@ def _model(run: Translation) -> None:
         run.add_row("differs" if len(names) == 1 else "question", "adapter_name_or_path", ours)
         if folder:
             run.add_row("kept", "adapter_folder", ours)
-    if run.full_name("create_new_adapter") in run.given:
+    if run.sets("create_new_adapter"):
         run.add_row("kept" if run.value("create_new_adapter") else "differs", "create_new_adapter")
-    if run.full_name("template") in run.given:
+    if run.sets("template"):
         run.add_row("differs", "template")
     reference, added = run.value("ref_model"), run.value("ref_model_adapters")
     run.claim("ref_model", "ref_model_adapters")
     is_unused = run.command == "ppo" and run.value("finetuning_type") == "lora"
     for name, value in (("ref_model", reference), ("ref_model_adapters", added)):
-        if run.full_name(name) in run.given and value:
+        if run.sets(name) and value:
             used = added or reference
             run.add_row("none" if is_unused else "kept", name, "" if is_unused else run.write("reference", used))
 
@@ -115,7 +125,7 @@ def _preferences(run: Translation) -> None:
     run.claim("simpo_gamma")
     if run.value("pref_loss") == "simpo" and gamma is not None and beta:
         run.add_written_row("simpo_gamma", run.write("target_margin", gamma / beta))
-    elif run.full_name("simpo_gamma") in run.given:
+    elif run.sets("simpo_gamma"):
         run.add_row("none", "simpo_gamma")
 
 
@@ -144,7 +154,7 @@ def _ppo(run: Translation) -> None:
         run.add_written_row(name, run.write("rewards", [f"model:{reward}"]))
     elif isinstance(reward, str):
         run.add_row("question", name, "rewards: ?", run.table[run.full_name("reward_model_type")].note)
-    if run.full_name("reward_model_type") in run.given:
+    if run.sets("reward_model_type"):
         run.add_row("kept" if kind in ("full", "lora") else "question", "reward_model_type")
     common.schedule(run, run.written.get("steps"))
     common.saving(run)
@@ -159,6 +169,10 @@ def _adapters(run: Translation) -> None:
             run.add_row("lost", "finetuning_type", "lora_rank")
         else:
             run.add_written_row("finetuning_type", "lora_rank: 0")
+        run.claim("lora_alpha")
+        for name in ("lora_rank", "lora_alpha", "lora_target", "use_rslora"):
+            if run.sets(name):
+                run.add_row("none", name, note=f"finetuning_type is {kind}, so there are no adapters.")
         return
     rank, alpha = run.number("lora_rank"), run.number("lora_alpha")
     if run.ask_if_unknown("lora_rank", ours="lora_rank") or rank is None:
@@ -178,7 +192,7 @@ def _data(run: Translation, path: Path) -> None:
     """The data sets by their entries in dataset_info.json."""
     run.claim("dataset", "dataset_dir", "eval_dataset", "split")
     for name in ("dataset_dir", "split"):
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("kept", name)
     folder = run.value("dataset_dir") if isinstance(run.value("dataset_dir"), str) else "data"
     places = [one for one in (Path(folder), path.parent / folder) if (one / "dataset_info.json").is_file()]

@@ -2,6 +2,8 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,9 @@ def migrate(config: MigrateConfig) -> Path:
 
 
 def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str], list[str]]:
-    script = Script(config.file, read_source(config.file), _with_file(read_arguments(config.arguments)), _default)
+    source, arguments = read_source(config.file), _with_file(read_arguments(config.arguments))
+    tables = ("trl-step", "trl") if ".step(" in source else ("trl", "trl-step")  # both have a PPOConfig
+    script = Script(config.file, source, arguments, partial(_field_default, tables, config.version))
     files: dict[str, str] = {}
     done: list[str] = []
     runs: list[tuple[str, Translation]] = []
@@ -63,7 +67,7 @@ def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str]
         name = f"{config.file.stem}.py"
         files[name], missing = trl_step.with_compat_imports(script)
         run.rows[:0] = missing
-        files["ppo.yaml"] = _yaml_of_all(run, config.file)
+        files["ppo.yaml"] = _finish(run, config.file, config.file.stem)
         runs.append(("PPOTrainer with .step", run))
         done += [
             f"`python {output / name}` runs the script on heedful.compat.trl, whose numbers are TRL 0.11's. Its "
@@ -80,17 +84,17 @@ def _migrate_script(config: MigrateConfig, output: Path) -> tuple[dict[str, str]
         run = _translation(config, trl_trainers.read_origin(trainer, script))
         trl_trainers.translate_groups(run, trainer, script, files, output)
         name = f"{run.command}.yaml" if f"{run.command}.yaml" not in files else f"{run.command}-{number}.yaml"
-        files[name] = _yaml_of_all(run, config.file)
+        run_name = f"{config.file.stem}-{Path(name).stem}" if runs else config.file.stem
+        files[name] = _finish(run, config.file, run_name)
         runs.append((trainer.short_name, run))
         done.append(f"`heedful {run.command} {output / name}`")
     if script.is_cut:
         runs[0][1].rows.append(
             Row("question", "the script", "", "", "It is too long: what comes last in it was not read.")
         )
-    for one, value in script.left_over.items():
-        runs[0][1].rows.append(
-            Row("question", f"--{one}", str(value), "", "No parser of the script takes this argument.")
-        )
+    for flag in unused_flags(arguments, script.left_over):
+        unused = "No parser of the script takes this argument."
+        runs[0][1].rows.append(Row("question", f"--{flag}", str(arguments[flag]), "", unused))
     return _add_report(config, files, done, runs)
 
 
@@ -98,7 +102,7 @@ def _migrate_yaml(config: MigrateConfig, output: Path) -> tuple[dict[str, str], 
     run = _translation(config, llamafactory.read_origin(config.file))
     llamafactory.translate_groups(run, config.file)
     name = f"{run.command}.yaml"
-    files = {name: _yaml_of_all(run, config.file)}
+    files = {name: _finish(run, config.file, config.file.stem)}
     return _add_report(config, files, [f"`heedful {run.command} {output / name}`"], [(f"stage {run.trainer}", run)])
 
 
@@ -106,11 +110,20 @@ def _translation(config: MigrateConfig, origin: Origin) -> Translation:
     return Translation(origin, _version(peers()[origin.peer], origin, config.version), config.processes)
 
 
-def _yaml_of_all(run: Translation, origin: Path) -> str:
-    """heedful's file of a run of which the special settings are read."""
+def _finish(run: Translation, file: Path, run_name: str) -> str:
+    """Translate the settings that are left. Returns heedful's YAML file, in which open questions are comments."""
     run.translate_by_table()
     run.add_remaining_rows()
-    return yaml_of(run, origin)
+    lines = [f"# heedful {run.command}, from {file.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
+    for row in run.rows:
+        if row.fate == "question" and row.ours:
+            value = " ".join(row.value.split())
+            line = f"# {row.ours}" + (f"  # {value}" if value else "")
+            lines.append(line if len(line) < LONGEST_LINE else f"{line[:LONGEST_LINE]} ...")
+    _ask_if_refused(run)
+    written = {name: run.written[name] for name in run.setting_types if name in run.written}
+    written.setdefault("output", f"runs/{run_name}")
+    return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
 
 
 def _add_report(
@@ -128,15 +141,24 @@ def _add_report(
     return files, [*summary, *(one.replace("`", "") for one in done)]
 
 
-def _default(of: str, name: str) -> list[Any]:
-    """The default of a field of one of TRL's dataclasses, of the newest version, as a list of one."""
-    of = of.replace("PPOv2", "PPO")
-    for peer in (peers()["trl"], peers()["trl-step"]):
-        inherited = [one.config for one in peer.trainers.values() if of in one.config]
-        for section in (of, *(name for names in inherited for name in names)):
+def _field_default(tables: Sequence[str], version: str | None, class_name: str, name: str) -> list[Any]:
+    """The default of a field of one of TRL's dataclasses, as a list of one; an empty one if no table has the field.
+
+    Of the version that was asked for, if the table has it; otherwise of its newest.
+    """
+    class_name = class_name.replace("PPOv2", "PPO")
+    for peer in (peers()[table] for table in tables):
+        inherited = [one.config for one in peer.trainers.values() if class_name in one.config]
+        for section in (class_name, *(name for names in inherited for name in names)):
             if name in peer.sections.get(section, {}):
-                return [peer.sections[section][name].default(peer.versions[-1])]
+                is_known = version is not None and _two_numbers(version) in peer.versions
+                return [peer.sections[section][name].default(version if version and is_known else peer.versions[-1])]
     return []
+
+
+def _two_numbers(version: str) -> str:
+    """Versions in the tables have two numbers: 0.9 of 0.9.6."""
+    return ".".join(version.split(".")[:2])
 
 
 def _version(peer: Peer, origin: Origin, asked: str | None) -> str:
@@ -146,7 +168,7 @@ def _version(peer: Peer, origin: Origin, asked: str | None) -> str:
         table = peer.settings(origin.trainer)
         given = [table[name] for name in origin.given if name in table]
         return origin.version or max(reversed(known), key=lambda one: sum(setting.is_in(one) for setting in given))
-    if ".".join(asked.split(".")[:2]) not in known:
+    if _two_numbers(asked) not in known:
         name = peer.trainers[origin.trainer].name or origin.trainer
         raise ConfigError(f"--version {asked}: {peer.title} has {name} in {', '.join(known)}")
     return asked
@@ -162,29 +184,30 @@ def _nothing_found(file: Path, script: Script) -> str:
 
 
 def read_arguments(words: str) -> dict[str, Any]:
-    """A command line as names and values: ``--name value``, also several, ``--name=value``, ``--switch``, ``--no_switch``."""
+    """A command line as names and values: ``--name value``, also several, ``--name=value``, ``--switch``.
+
+    ``--no_switch`` is also ``switch`` with False, as `HfArgumentParser` has it. Raises ConfigError.
+    """
     try:
         parts = shlex.split(words)
     except ValueError as error:
         raise ConfigError(f"--arguments {words!r}: {error}") from None
-    found: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
     name = ""
     for part in parts:
-        if part.startswith("--") and len(part) > 2:
-            name, has_value, value = part[2:].partition("=")
+        if part.startswith("-") and isinstance(_scalar(part), str) and part.strip("-"):
+            name, has_value, value = part.lstrip("-").partition("=")
             name = name.replace("-", "_")
-            found[name] = _scalar(value) if has_value else True
-            if not has_value and name.startswith("no_"):
-                found[name.removeprefix("no_")] = False
+            values[name] = [_scalar(value)] if has_value else []
         elif not name:
             raise ConfigError(f"--arguments: {part!r} is not the value of a flag; flags start with --")
         else:
-            before = found[name]
-            found[name] = (
-                _scalar(part)
-                if before is True
-                else [*(before if isinstance(before, list) else [before]), _scalar(part)]
-            )
+            values[name].append(_scalar(part))
+    found: dict[str, Any] = {}
+    for name, given in values.items():
+        found[name] = True if not given else given[0] if len(given) == 1 else given
+        if not given and name.startswith("no_"):
+            found[name.removeprefix("no_")] = False
     return found
 
 
@@ -196,6 +219,15 @@ def _with_file(arguments: dict[str, Any]) -> dict[str, Any]:
     return read_settings(Path(named)) | {name: value for name, value in arguments.items() if name != "config"}
 
 
+def unused_flags(arguments: Mapping[str, Any], left_over: Mapping[str, Any]) -> list[str]:
+    """Flags that no parser took: of ``--no_switch``, neither this nor ``switch``."""
+
+    def is_used(name: str) -> bool:
+        return name in arguments and name not in left_over
+
+    return [name for name in left_over if not is_used(name.removeprefix("no_")) and not is_used(f"no_{name}")]
+
+
 def _scalar(word: str) -> Any:
     for kind in (int, float):
         try:
@@ -205,21 +237,8 @@ def _scalar(word: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(word.lower(), word)
 
 
-def yaml_of(run: Translation, origin: Path) -> str:
-    """heedful's settings as a file, with the open questions as comments; what heedful refuses becomes a row."""
-    open_ones = [row for row in run.rows if row.fate == "question"]
-    lines = [f"# heedful {run.command}, from {origin.name} ({run.peer.title}, version {run.version}); see {REPORT}"]
-    asked = [f"# {row.ours}  # {' '.join(row.value.split())}".rstrip("# ") for row in open_ones if row.ours]
-    lines += list(dict.fromkeys(one if len(one) < LONGEST_LINE else f"{one[:LONGEST_LINE]} ..." for one in asked))
-    written = {name: run.written[name] for name in run.setting_types if name in run.written}
-    if "output" not in written:
-        written["output"] = f"runs/{origin.stem}"
-    _ask_if_refused(run)
-    return "\n".join(lines) + "\n" + yaml.safe_dump(written, allow_unicode=True, width=1000, sort_keys=False)
-
-
 def _ask_if_refused(run: Translation) -> None:
-    """A row if heedful would refuse the settings."""
+    """Report a question if heedful would refuse the settings."""
     needed = {"model": "M", "data": "D", "output": Path("O"), "rewards": ("rule:repetition",)}
     values = {name: given for name, given in needed.items() if name in run.setting_types}
     values |= {name: tuple(value) if isinstance(value, list) else value for name, value in run.written.items()}
@@ -227,4 +246,6 @@ def _ask_if_refused(run: Translation) -> None:
         with answering_command():
             run.config_class(**values)
     except ConfigError as error:
-        run.rows.append(Row("question", "all of it", "", "", f"heedful {run.command} refuses these settings: {error}"))
+        run.rows.append(
+            Row("question", "the settings together", "", "", f"heedful {run.command} refuses these settings: {error}")
+        )

@@ -256,7 +256,7 @@ class Script:
         elif isinstance(target, ast.Tuple | ast.List):
             known = isinstance(value, list | tuple) and len(value) == len(target.elts)
             for place, one in enumerate(target.elts):
-                self._bind(one, value[place] if known else self._item(value, place, target), names)
+                self._bind(one, value[place] if known else self._item(value, place, one), names)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, names)
             if isinstance(owner, Call) and owner.short_name not in ("from_pretrained", "get_peft_model", "[]"):
@@ -574,5 +574,7 @@ def _parsed(path: Path, source: str) -> ast.Module:
         version = ".".join(map(str, sys.version_info[:2]))
         old = "; it looks like Python 2" if "print" in str(error.msg) else ""
         raise ConfigError(f"{path}:{error.lineno or 1}: not Python {version}: {error.msg}{old}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{path}: not a Python script: {error or 'nested too deeply'}") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: it is nested too deeply to be read") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a Python script: {error}") from None

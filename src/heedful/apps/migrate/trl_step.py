@@ -182,6 +182,7 @@ def _kl(run: Translation) -> None:
         run.add_row("question", stop, "approx_kl_limit: ?")
     elif run.value(stop) and run.number(limit) is not None:
         ours = run.write("approx_kl_limit", round(1.5 * (run.number(limit) or 0), 6))
+        run.add_row("differs", stop, ours)
         run.add_row("differs", limit, ours)
         run.add_row("kept", stop, ours)
     else:
@@ -237,7 +238,6 @@ def _adapters(run: Translation) -> None:
 
 def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     """The script with the imports of ``trl`` from heedful.compat.trl, and rows for names that are not there."""
-    there = _names()
     source = [line.encode() for line in script.source.split("\n")]
     rows: list[Row] = []
     edits: list[tuple[ast.stmt, str]] = []
@@ -248,12 +248,13 @@ def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
             rows.append(Row("lost", name, used.text, "", _why_missing(name), used.line))
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl" and not node.level:
-            missing = [one.name for one in node.names if one.name not in ("*", *there, *IMPORT_UTILS)]
+            homes = _homes(node)
+            missing = [one.name for one in node.names if one.name != "*" and one.name not in homes]
             rows += [
                 Row("lost", f"from {node.module} import {one}", "", "", _why_missing(one), node.lineno)
                 for one in missing
             ]
-            edits.append((node, _from(node, dict.fromkeys(IMPORT_UTILS, f"{COMPAT}.import_utils"), COMPAT)))
+            edits.append((node, _from(node, homes, COMPAT)))
         elif isinstance(node, ast.Import) and any(one.name.split(".")[0] == "trl" for one in node.names):
             edits.append((node, "; ".join(_import_statements(node))))
         elif needs_scores and isinstance(node, ast.ImportFrom) and any(one.name == "pipeline" for one in node.names):
@@ -267,6 +268,13 @@ def with_compat_imports(script: Script) -> tuple[str, list[Row]]:
     return b"\n".join(source).decode(), rows
 
 
+def _homes(node: ast.ImportFrom) -> dict[str, str]:
+    """Where the names of heedful.compat.trl are: in the module of the same name if that has them, such as ``core``."""
+    of_same_name = COMPAT + (node.module or "").removeprefix("trl")
+    in_utils = dict.fromkeys(IMPORT_UTILS, f"{COMPAT}.import_utils")
+    return dict.fromkeys(_names(COMPAT), COMPAT) | in_utils | dict.fromkeys(_names(of_same_name), of_same_name)
+
+
 def _from(node: ast.ImportFrom, homes: Mapping[str, str], other: str) -> str:
     """An import of the same names: of some from modules of their own, of the rest from ``other``."""
     modules: dict[str, list[str]] = {}
@@ -276,11 +284,15 @@ def _from(node: ast.ImportFrom, homes: Mapping[str, str], other: str) -> str:
     return "; ".join(f"from {home} import {', '.join(names)}" for home, names in modules.items())
 
 
-def _names() -> set[str]:
-    """The names of heedful.compat.trl, read without importing torch."""
-    content = (files("heedful.compat") / "trl" / "__init__.py").read_text(encoding="utf-8")
+def _names(module: str) -> set[str]:
+    """The names of a module of heedful.compat.trl, read without importing torch; none if there is no such module."""
+    folder, name = files("heedful.compat") / "trl", module.removeprefix(COMPAT).strip(".") or "__init__"
+    file = folder / f"{name}.py"
+    if not file.is_file():
+        return set()
+    content = file.read_text(encoding="utf-8")
     named = [one for one in ast.parse(content).body if isinstance(one, ast.Assign) and _is_all(one.targets[0])]
-    return set(ast.literal_eval(named[0].value))
+    return set(ast.literal_eval(named[0].value)) if named else set()
 
 
 def _is_all(target: ast.expr) -> bool:

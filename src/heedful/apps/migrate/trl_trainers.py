@@ -136,7 +136,7 @@ def translate_groups(run: Translation, trainer: Call, script: Script, files: dic
     unused = ("resume_from_checkpoint", "run_name", "log_completions")
     run.claim("arguments.quantization_config", *unused)
     for name in unused:
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("none", name)
     if "arguments.quantization_config" in run.given:
         run.add_row("none", "arguments.quantization_config", note="See BitsAndBytesConfig.")
@@ -182,15 +182,11 @@ def _models(run: Translation, script: Script, files: dict[str, str], output: Pat
         _rewards(run, script, files, output)
     if run.command == "ppo":
         _critic(run)
-    for name in paths:
-        loaded = [run.written.get("model"), *run.written.get("rewards", []), *(run.written.get(one) for one in MODELS)]
-        value = run.value(name)
-        if (
-            run.full_name(name) in run.given
-            and isinstance(value, str)
-            and loaded.count(value) + loaded.count(f"model:{value}")
-        ):
-            run.add_row("kept", name, "", "")
+    for name in paths:  # what the script loads from them is written above
+        path = run.value(name)
+        used = [ours for ours, value in run.written.items() if value in (path, [f"model:{path}"])]
+        if run.sets(name) and used:
+            run.add_row("kept", name, f"{used[0]}: {yaml_text(run.written[used[0]])}")
     for name in ("processing_class", "tokenizer"):
         if f"arguments.{name}" in run.given:
             run.add_row("none", f"arguments.{name}")
@@ -214,9 +210,10 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
     line = run.origin.lines.get(key)
     names: list[str] = []
     is_whole = True
+    file = REWARDS if REWARDS not in files else f"rewards_{len(files)}.py"  # of another trainer of the script
     for one in rewards:
         if one in functions or one in library:
-            names.append(f"python:{output / REWARDS}:{one.name.rpartition('.')[2]}")
+            names.append(f"python:{output / file}:{one.name.rpartition('.')[2]}")
         elif isinstance(one, Imported) and own_module(script, one):
             names.append(f"python:{own_module(script, one)}:{one.short_name}")
         else:
@@ -233,12 +230,12 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
         copied, missing = functions_file(script, functions) if functions else ("", [])
         if any(one.name.startswith("trl.") for one in library):
             said = "It is TRL's, which heedful does not need: install trl too, or write the function into the file."
-            run.rows.append(Row("question", REWARDS, imports.strip(), "", said, line))
-        files[REWARDS] = imports + ("\n\n" if imports and functions else "") + copied
+            run.rows.append(Row("question", file, imports.strip(), "", said, line))
+        files[file] = imports + ("\n\n" if imports and functions else "") + copied
         if missing:
             read = ", ".join(missing)
             said = f"The functions read {read}, which the script makes as it runs: give them values in the file."
-            run.rows.append(Row("question", REWARDS, read, "", said, line))
+            run.rows.append(Row("question", file, read, "", said, line))
     said = "python:FILE.py:FUNCTION, model:PATH or verify:math."
     if names and is_whole:
         run.write("rewards", names)
@@ -282,8 +279,10 @@ def _data(run: Translation) -> None:
             "kept" if place else "question", name, run.write(ours, place) if place else f"{ours}: ?", note or None
         )
     for name in ("dataset_name", "dataset_train_split", "dataset_test_split"):
-        if run.full_name(name) in run.given:
-            run.add_row("kept", name, f"data: {run.written.get('data', '?')}")
+        if run.sets(name):
+            is_known = "data" in run.written
+            ours = f"data: {run.written['data']}" if is_known else ""
+            run.add_row("kept" if is_known else "none", name, ours, None if is_known else "See train_dataset.")
 
 
 OWN = ("lora_r", "ModelConfig.lora_alpha", "ModelConfig.lora_dropout", "lora_target_modules", "ModelConfig.use_rslora")
@@ -394,7 +393,7 @@ def _rollouts(run: Translation) -> None:
     rollout = max(1, round(minibatch * parts))
     run.add_written_row("per_device_train_batch_size", run.write("micro_batch_size", each * per_prompt))
     run.add_written_row("gradient_accumulation_steps", run.write("minibatch_size", min(minibatch, rollout)))
-    source = next((name for name in sizes[:3] if run.full_name(name) in run.given), sizes[0])
+    source = next((name for name in sizes[:3] if run.sets(name)), sizes[0])
     run.add_written_row(source, run.write("rollout_batch_size", rollout))
     samples = run.number("num_generations") or 1 if run.trainer in ("GRPOTrainer", "RLOOTrainer") else per_prompt
     updates = max(1, round(rollout / minibatch)) * (run.number("num_iterations") or 1)
@@ -403,7 +402,8 @@ def _rollouts(run: Translation) -> None:
         _ends(run)
     _steps(run, rollout, samples, updates)
     common.saving(run, 1 if counts_batches else updates)
-    common.schedule(run, run.written.get("steps"))
+    by_update = run.trainer in ("GRPOTrainer", "RLOOTrainer")  # PPO's scheduler steps once per rollout batch
+    common.schedule(run, run.written.get("steps"), updates=round(updates) if by_update else 1)
 
 
 def _ends(run: Translation) -> None:
@@ -537,7 +537,7 @@ def _grpo(run: Translation) -> None:
     if run.value("use_adaptive_entropy") is True:
         run.add_written_row("entropy_target", run.write("target_entropy", run.number("entropy_target")), differs=True)
     turns = run.number("max_tool_calling_iterations")
-    if turns is not None and run.full_name("max_tool_calling_iterations") in run.given:
+    if turns is not None and run.sets("max_tool_calling_iterations"):
         run.add_row("kept", "max_tool_calling_iterations", run.write("max_turns", int(turns) + 1))
     for name, ours in (("tools", "environment"), ("environment_factory", "environment"), ("rollout_func", "sampler")):
         if run.claim(f"arguments.{name}"):
@@ -566,7 +566,7 @@ def _vllm(run: Translation) -> None:
     run.claim("use_vllm", *SERVER, *IMPORTANCE)
     if run.value("use_vllm") is not True:
         for name in (*SERVER, *IMPORTANCE):
-            if run.full_name(name) in run.given:
+            if run.sets(name):
                 run.add_row("none", name, note="use_vllm is not set, so it does nothing.")
         return
     if run.value(SERVER[0]) == "colocate":
@@ -582,7 +582,7 @@ def _vllm(run: Translation) -> None:
     place = address if isinstance(address, str) else f"http://{host}:{port}".replace("0.0.0.0", "127.0.0.1")
     run.add_row("differs", "use_vllm", run.write("sampler", [f"vllm:{place}"]))
     for name in SERVER:
-        if run.full_name(name) in run.given:
+        if run.sets(name):
             run.add_row("differs", name)
     if run.value(IMPORTANCE[0]) is not True:
         return

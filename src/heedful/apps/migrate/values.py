@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST = 10_000
-"""Characters of a text, and items of a list, that are put together from others."""
+"""Most characters of a text, and most items of a list, that are put together from others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +52,21 @@ class Class:
 
 @dataclass(eq=False)
 class Call:
-    """What a call returns, or an item of something: its parts are known, and not what it does."""
+    """A call of something outside the script, or an attribute or item of its result. What it returns is not known."""
 
     name: str
-    """``trl.GRPOConfig``; ``.map`` of a method, ``[]`` of an item."""
+    """``trl.GRPOConfig``; of a method or attribute ``.map``, of an item ``[]``."""
     args: list[Any]
     kwargs: dict[str, Any]
     line: int
     text: str
     """The expression."""
     owner: Any = None
-    """Whose method it is."""
+    """What the method, attribute or item belongs to."""
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each of ``kwargs`` stands."""
+    """Line of each of ``kwargs``."""
     command_line: dict[str, Any] | None = None
-    """Of a library's dataclass that a parser fills: the arguments that are given."""
+    """Of a library's dataclass that a parser fills: the arguments on the command line."""
     made_by: Class | None = None
     """The script's class; if it extends one of TRL, ``name`` is that."""
 
