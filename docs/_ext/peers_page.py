@@ -11,11 +11,11 @@ What heedful calls the settings of other libraries, by library and by the class 
 several things. [`heedful migrate`](migrate.md) reads the first three tables for a script or a file of yours; a command that
 does not know a name answers from all of them.
 
-*same*: the value means the same. *differs*: it is taken, and does not do quite the same. *with others*: it becomes heedful's
-setting together with others. *lost*: heedful has nothing of the kind. Settings without effect on the numbers are left out.
+*same*: the value means the same. *differs*: heedful takes it, with another meaning. *combined*: it makes heedful's setting
+together with other settings. *lost*: heedful has nothing of the kind. Settings that change no number are left out.
 """
 FIRST = ("trl-step", "trl", "llamafactory")
-KINDS = {"same": "same", "differs": "differs", "read": "with others", "lost": "lost"}
+KINDS = {"same": "same", "differs": "differs", "combined": "combined", "lost": "lost"}
 
 
 def rows(settings):

@@ -100,6 +100,22 @@ def test_a_checkpoint_of_pytorch_files_as_old_versions_wrote_it(models, tmp_path
     assert equal(load(str(tmp_path)), model)
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ({"v_head.summary.weight": torch.ones(1, 8), "v_head.summary.bias": torch.ones(1)}, "shape [1, 8]"),
+        ({"v_head.1.weight": torch.ones(1, 16)}, "v_head.summary.weight and v_head.summary.bias"),
+    ],
+    ids=["another size", "another form"],
+)
+def test_a_head_that_does_not_fit_is_refused(models, tmp_path, head, said):
+    model = load(models.gpt2)
+    model.pretrained_model.config.save_pretrained(tmp_path)
+    torch.save(model.pretrained_model.state_dict() | head, tmp_path / "pytorch_model.bin")
+    with refused(CheckpointError, said):
+        load(str(tmp_path))
+
+
 def test_an_adapter_comes_back_with_its_head(models, tmp_path):
     model = load(models.llama, peft_config=LORA)
     assert model.is_peft_model

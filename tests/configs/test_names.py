@@ -69,4 +69,4 @@ def test_a_name_means_what_it_means_in_its_library(heedful):
 
 def test_a_name_of_two_meanings_is_answered_with_both(heedful):
     said = heedful("ppo", "--max_epochs", "2").message
-    assert "heedful's name is --steps for that of ms-swift, --ppo-epochs for that of OpenRLHF" in said
+    assert "heedful's name is --steps for ms-swift, --ppo-epochs for OpenRLHF" in said

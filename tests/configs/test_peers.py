@@ -20,7 +20,7 @@ CONFIGS = {command: trainer.settings() for command, trainer in TRAINERS.items()}
 NEEDED = {"model": "模型", "data": "数据.jsonl", "output": "runs/迁移"}
 SETTING_HAS = {"ours", "default", "defaults", "values", "equal", "since", "until", "kind", "note"}
 TRAINER_HAS = {"name", "config", "command", "writes", "differs", "since", "until"}
-KINDS = {"same", "differs", "read", "lost", "none"}
+KINDS = {"same", "differs", "combined", "lost", "none"}
 
 
 @pytest.fixture(params=sorted(TABLES))
@@ -123,8 +123,8 @@ def test_versions_are_in_order_and_the_last_default_is_the_default(table):
             assert all(start < version(entry["until"]) for start in starts), place
 
 
-def test_what_differs_is_read_or_lost_has_a_short_note(table):
-    assert not wrong(table, lambda one: one.get("kind") in ("differs", "read", "lost") and not one.get("note"))
+def test_what_differs_is_combined_or_lost_has_a_short_note(table):
+    assert not wrong(table, lambda one: one.get("kind") in ("differs", "combined", "lost") and not one.get("note"))
     assert not wrong(table, lambda one: len(one.get("note", "").split()) > 40)
     assert not wrong(table, lambda one: one.get("note", "").strip().endswith((".", ";", ",")))
     for name, trainer in table.get("trainers", {}).items():

@@ -51,7 +51,7 @@ def test_a_value_of_another_type_is_refused(least, each_field, refusal):
 def test_a_wrong_text_is_refused_alike_by_flags_files_and_python(each_field, least, refusal, tmp_path):
     path = tmp_path / "设置.yaml"
     for kind, name in each_field:
-        if {str, Path} & {*leaves(types_of(kind)[name])} or hasattr(kind, "TAKES_YAML"):
+        if {str, Path} & {*leaves(types_of(kind)[name])} or hasattr(kind, "NO_SETTINGS_FILE"):
             continue
         flags = [f"{flag_of(other)}={value}" for other, value in least[kind].items() if isinstance(value, str | int)]
         lists = [

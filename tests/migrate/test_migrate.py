@@ -1,11 +1,18 @@
 """heedful migrate: scripts and files of other libraries, written for these tests, and what becomes of them."""
 
+import ast
 import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from heedful.configs.peers import peers
+
+PYTHON = ".".join(map(str, sys.version_info[:2]))
+SCRIPTS = Path(__file__).parents[1] / "compat" / "scripts"
 SENTIMENT = """
 from dataclasses import dataclass, field
 
@@ -144,29 +151,6 @@ top_k: 0
 """
 
 
-@pytest.fixture
-def migrated(heedful, written, tmp_path):
-    """``migrated("脚本.py", text)`` are the outcome, the settings of the YAML file, and the folder."""
-
-    def run(name, content, *flags):
-        folder = tmp_path / "迁移"
-        outcome = heedful("migrate", written(name, content), "--output", folder, *flags)
-        files = sorted(folder.glob("*.yaml"))
-        return outcome, yaml.safe_load(files[0].read_text(encoding="utf-8")) if files else {}, folder
-
-    return run
-
-
-def row(folder, name):
-    """The cells of a setting's row in the report, and the heading above it."""
-    heading = ""
-    for line in (folder / "migration.md").read_text(encoding="utf-8").splitlines():
-        heading = line[4:] if line.startswith("### ") else heading
-        if f"| `{name}` |" in line:
-            return [heading, *(cell.strip() for cell in line.split(" | "))]
-    return None
-
-
 def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     outcome, _, folder = migrated("情感.py", SENTIMENT)
     assert outcome.status == 0
@@ -175,11 +159,23 @@ def test_a_script_with_step_keeps_its_text_but_the_imports(migrated):
     assert written.startswith(
         before + "from heedful.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer\n"
     )
-    rest = after.split("\n)\n", 1)[1].replace("from trl.core import", "from heedful.compat.trl import")
+    rest = after.split("\n)\n", 1)[1].replace("from trl.core import", "from heedful.compat.trl.core import")
     assert written.endswith(rest)
 
 
-def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_names_that_scripts_import_are_where_the_rewritten_script_looks(migrated, script):
+    """Those of tests/compat/scripts, which run on heedful.compat.trl."""
+    _, _, folder = migrated(script.name, script.read_text(encoding="utf-8"))
+    tree = ast.parse((folder / script.name).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "trl" in node.module]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(node.module)
+        assert [one.name for one in node.names if not hasattr(module, one.name)] == []
+
+
+def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated, row):
     _, settings, folder = migrated("情感.py", SENTIMENT, "--arguments=--batch_size 32 --early false")
     assert settings == {
         "model": "影评/gpt2", "learning_rate": 2.82e-05, "lr_schedule": "constant", "adam_eps": 1e-8, "track": "wandb",
@@ -191,10 +187,11 @@ def test_settings_of_a_script_with_step_are_those_of_heedful_ppo(migrated):
     assert row(folder, "the data")[0] == row(folder, "the scores")[0] == "To be answered"
 
 
-def test_early_stopping_is_a_limit_half_as_much_again(migrated):
+def test_early_stopping_is_a_limit_half_as_much_again(migrated, row):
     _, settings, folder = migrated("情感.py", SENTIMENT, "--version", "0.9.6")
     assert settings["approx_kl_limit"] == pytest.approx(0.15)
-    assert row(folder, "PPOConfig.target_kl")[0] == "Kept, with another meaning"
+    for name in ("PPOConfig.target_kl", "PPOConfig.early_stopping"):
+        assert row(folder, name)[0] == "Kept, with another meaning"
 
 
 def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
@@ -206,7 +203,7 @@ def test_a_grpo_script_becomes_settings_and_a_file_of_its_rewards(migrated):
         "adam_eps": 1e-8, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_proj,v_proj", "steps": 100,
         "gradient_checkpointing": True, "max_new_tokens": 256, "samples_per_prompt": 8, "rollout_batch_size": 64,
         "minibatch_size": 64, "micro_batch_size": 8, "loss_reduction": "token", "kl_coef": 0.04,
-        "kl_kind": "weighted-k3", "rewards": None,
+        "kl_kind": "weighted-k3", "save_every": 500, "rewards": None,
     }  # fmt: skip
     assert settings["rewards"] == [f"python:{folder / 'rewards.py'}:has_answer", "model:某人/评分"]
     spec = importlib.util.spec_from_file_location("migrated_rewards", folder / "rewards.py")
@@ -231,17 +228,69 @@ def test_settings_come_from_the_command_line_of_the_script(migrated):
     assert "lora_rank" not in settings
 
 
-def test_adapters_are_asked_for_their_places(migrated):
+def test_flags_that_no_parser_takes_are_questions(migrated, row):
+    given = "--dataset_name 某人/偏好 --model_name_or_path M --no_remove_unused_columns --没有 3 -q"
+    _, settings, folder = migrated("偏好.py", DPO, f"--arguments={given} --score -1")
+    assert settings["model"] == "M"
+    questions = {name: row(folder, name) for name in ("--没有", "--q", "--score", "--no_remove_unused_columns")}
+    assert [name for name, cells in questions.items() if cells] == ["--没有", "--q", "--score"]
+    assert questions["--score"][3] == "`-1`"
+    assert row(folder, "TrainingArguments.remove_unused_columns")[3] == "`False`"
+
+
+def test_two_trainers_have_a_file_of_rewards_and_a_run_each(migrated):
+    functions = "".join(f"def {name}(completions, **rest):\n    return [{name!r}]\n" for name in ("one", "two"))
+    trainers = "".join(
+        f"GRPOTrainer('模型', reward_funcs={name}, args=GRPOConfig(max_steps=1))\n" for name in ("one", "two")
+    )
+    _, _, folder = migrated("两个.py", f"from trl import GRPOConfig, GRPOTrainer\n{functions}{trainers}")
+    found = [yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in ("grpo.yaml", "grpo-2.yaml")]
+    assert [settings["output"] for settings in found] == ["runs/两个", "runs/两个-grpo-2"]
+    for settings, name in zip(found, ("one", "two"), strict=True):
+        (reward,) = settings["rewards"]
+        file, function = reward.removeprefix("python:").split(":")
+        assert function == name
+        assert f"def {name}" in Path(file).read_text(encoding="utf-8")
+
+
+def test_a_default_that_a_script_reads_is_that_of_its_trainer(migrated):
+    """Both of TRL's PPOTrainers have a PPOConfig, with other learning rates."""
+    again = "PPOTrainer(PPOConfig(batch_size=64, mini_batch_size=4, learning_rate=config.learning_rate),"
+    script = SENTIMENT.replace("learning_rate=1.41e-5 * 2,", "").replace("PPOTrainer(config,", again)
+    assert migrated("情感.py", script)[1]["learning_rate"] == 1.41e-5
+
+
+PPO = """
+from trl import PPOConfig, PPOTrainer
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, HfArgumentParser
+
+(args,) = HfArgumentParser(PPOConfig).parse_args_into_dataclasses()
+reward = AutoModelForSequenceClassification.from_pretrained(args.reward_model_path)
+policy = AutoModelForCausalLM.from_pretrained(args.sft_model_path)
+data = load_dataset("某人/问题").filter(lambda row: row)
+PPOTrainer(args, None, policy, None, reward, data, value_model=reward).train()
+"""
+
+
+def test_paths_that_the_script_loads_from_are_no_questions(migrated, row):
+    _, settings, folder = migrated("新.py", PPO, "--arguments=--sft_model_path 甲 --reward_model_path 乙")
+    assert (settings["model"], settings["rewards"], settings["critic"]) == ("甲", ["model:乙"], "reward")
+    assert row(folder, "OnPolicyConfig.sft_model_path")[0] == row(folder, "PPOConfig.reward_model_path")[0] == "Kept"
+    assert "# model: ?" not in (folder / "ppo.yaml").read_text(encoding="utf-8")
+
+
+def test_adapters_are_asked_for_their_places(migrated, row):
     outcome, settings, folder = migrated(
         "偏好.py", DPO, "--arguments=--dataset_name 某人/偏好 --model_name_or_path M --use_peft --lora_r 4"
     )
     assert (settings["lora_rank"], settings["lora_alpha"]) == (4, 32)
     assert "? ModelConfig.lora_target_modules" in outcome.err
     assert "# lora_targets: ?" in (folder / "dpo.yaml").read_text(encoding="utf-8")
-    assert row(folder, "ModelConfig.lora_dropout")[0] == "Not kept"
+    assert row(folder, "ModelConfig.lora_dropout")[0] == "Without effect on the numbers"  # DPO switches dropout off
 
 
-def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
+def test_a_file_of_llama_factory_becomes_settings(migrated, row, tmp_path):
     (tmp_path / "dataset_info.json").write_text(json.dumps({"问题": {"file_name": "问题.json"}}), encoding="utf-8")
     outcome, settings, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path))
     assert outcome.status == 0
@@ -254,13 +303,79 @@ def test_a_file_of_llama_factory_becomes_settings(migrated, tmp_path):
     assert row(folder, "DataArguments.template")[:2] == ["Kept, with another meaning", "| 11"]
 
 
-def test_no_setting_is_dropped_in_silence(migrated):
+def test_settings_of_adapters_do_nothing_without_adapters(migrated, tmp_path, row):
+    content = FACTORY.format(folder=tmp_path).replace("lora\n", "full\n", 1) + "lora_alpha: 8\nuse_rslora: true\n"
+    _, settings, folder = migrated("ppo.yaml", content)
+    assert not {"lora_rank", "lora_alpha", "lora_targets"} & set(settings)
+    for name in ("lora_target", "lora_alpha", "use_rslora"):
+        assert row(folder, f"LoraArguments.{name}")[0] == "Without effect on the numbers"
+
+
+def test_no_setting_is_dropped_in_silence(migrated, row):
     _, _, folder = migrated(
         "数学.py", GRPO.replace("beta=0.04", "beta=0.04, 新参数=3, sapo_temperature_neg=1.1, save_steps=get()")
     )
     assert row(folder, "GRPOConfig.新参数")[0] == row(folder, "TrainingArguments.save_steps")[0] == "To be answered"
     for name in ("GRPOConfig.sapo_temperature_neg", "TrainingArguments.logging_steps", "GRPOConfig.num_generations"):
         assert row(folder, name) is not None, name
+
+
+@pytest.mark.parametrize("value", ["None", "False", "'别的'"])
+@pytest.mark.parametrize(("table", "section"), [("trl", "GRPOConfig"), ("trl", "DPOConfig"), ("trl-step", "PPOConfig")])
+def test_every_setting_has_a_row_whatever_its_value(migrated, table, section, value, row):
+    names = peers()[table].sections[section]
+    trainer = section.replace("Config", "Trainer")
+    use = ".step([], [], [])" if table == "trl-step" else ""
+    settings = ", ".join(f"{name}={value}" for name in names)
+    _, _, folder = migrated(
+        "每个.py",
+        f"import trl\nconfig = trl.{section}({settings})\ntrl.{trainer}('模型', args=config, config=config){use}\n",
+    )
+    assert [name for name in names if row(folder, f"{section}.{name}") is None] == []
+
+
+def test_what_the_trainer_does_without_a_setting_is_reported(migrated):
+    _, settings, folder = migrated("情感.py", SENTIMENT)
+    assert settings["adam_eps"] == 1e-8
+    assert "| `PPOTrainer` |  | `adam_eps: 1e-08` |" in (folder / "migration.md").read_text(encoding="utf-8")
+
+
+SFT = "import trl\ntrl.SFTTrainer('模型', args=trl.SFTConfig({settings}), train_dataset=[])\n"
+
+
+def test_warm_up_is_that_of_transformers(migrated, row):
+    """A share is rounded up, constant has none, and GRPO counts optimizer steps, of which a rollout batch has two here."""
+    share = "max_steps=25, warmup_ratio=0.1"
+    _, settings, _ = migrated("a.py", SFT.format(settings=share))
+    assert settings["warmup_steps"] == 3
+    _, settings, folder = migrated("a.py", SFT.format(settings=share + ", lr_scheduler_type='constant'"), "--overwrite")
+    assert "warmup_steps" not in settings
+    assert row(folder, "TrainingArguments.warmup_ratio")[0] == "Without effect on the numbers"
+    script = GRPO.replace("warmup_ratio=0.1", "warmup_steps=7, steps_per_generation=8")
+    (folder / "sft.yaml").unlink()
+    _, settings, _ = migrated("数学.py", script, "--overwrite")
+    assert (settings["steps"], settings["warmup_steps"]) == (50, 4)
+
+
+def test_of_steps_and_epochs_the_one_without_effect_is_said_so(migrated, row):
+    _, settings, folder = migrated("a.py", SFT.format(settings="max_steps=9, num_train_epochs=2"))
+    assert settings["max_steps"] == 9
+    assert row(folder, "TrainingArguments.num_train_epochs")[0] == "Without effect on the numbers"
+    assert "# epochs" not in (folder / "sft.yaml").read_text(encoding="utf-8")
+
+
+def test_saving_that_the_file_does_not_set_is_no_question(migrated, tmp_path, row):
+    _, _, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path))
+    assert row(folder, "TrainingArguments.save_steps")[0] == "Defaults that are written"
+    _, _, folder = migrated("ppo.yaml", FACTORY.format(folder=tmp_path) + "save_steps: 100\n", "--overwrite")
+    assert row(folder, "TrainingArguments.save_steps")[0] == "Kept"
+    assert row(folder, "ppo.val_size")[0] == "Defaults that are written"
+
+
+def test_a_question_shows_the_part_of_a_value_that_is_taken_apart(migrated, row):
+    script = SENTIMENT.replace("config = PPO", "_, where = torch.load(1)\nconfig = PPO")
+    script = script.replace("(config.model_name)", "(where)")
+    assert row(migrated("情感.py", script)[2], "the model")[3:5] == ["`where`", "`model: ?`"]
 
 
 def test_what_a_run_would_compute_is_a_question(migrated):
@@ -272,15 +387,16 @@ def test_what_a_run_would_compute_is_a_question(migrated):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.py", "print 'hello'\n", "a.py:1: not Python 3.11: Missing parentheses in call to 'print'"),
+        ("a.py", "print 'hello'\n", f"a.py:1: not Python {PYTHON}: Missing parentheses in call to 'print'"),
         ("a.py", "import torch\nx = (\n", "a.py:2: not Python"),
         (
             "a.py",
             "import trl\ntrl.BCOTrainer(1)\n",
             "it makes no trainer that heedful knows; it makes BCOTrainer (line 2)",
         ),
-        ("a.py", "x = 1\0\n", "a.py:1: not Python 3.11: source code string cannot contain null bytes"),
-        ("a.py", "x = " + "(" * 500 + ")" * 500, "a.py"),
+        ("a.py", "x = 1\0\n", f"a.py:1: not Python {PYTHON}: source code string cannot contain null bytes"),
+        ("a.py", "x = " + "(" * 500 + ")" * 500, "too many nested parentheses"),
+        ("a.py", "x = " + "-" * 9000 + "1", "a.py: it is nested too deeply to be read"),
         ("a.ipynb", "{", "a.ipynb: not a notebook"),
         ("a.ipynb", '{"nbformat": 3}', "it has no list of cells"),
         ("a.yaml", "base_model: 模型\ndatasets: []\n", "it looks like one of axolotl"),
@@ -351,6 +467,12 @@ def test_a_hostile_script_does_nothing(migrated, tmp_path):
     assert not mark.exists()
     assert sorted(path.name for path in folder.iterdir()) == ["grpo.yaml", "migration.md", "rewards.py"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hostile.py", "迁移"]
+
+
+def test_its_help_names_no_file_of_settings(heedful):
+    """A YAML file that comes first is the one to migrate."""
+    assert "A YAML file, given" in heedful("dpo", "--help").out
+    assert "A YAML file, given" not in heedful("migrate", "--help").out
 
 
 def test_only_its_own_folder_is_replaced(heedful, written, tmp_path):

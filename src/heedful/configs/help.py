@@ -282,9 +282,8 @@ def first_screen(config_class: type, command: str, width: int | None = None) -> 
         page.table([(f"{name} {default}".rstrip(), summary) for name, default, summary in rows])
     page.add()
     less = f"shows all {len(every)} settings in groups" if shown < len(every) else "explains each setting in full"
-    page.add(
-        f"heedful {command} --help-all {less}. A YAML file, given first, uses the same names; a flag wins over it."
-    )
+    in_yaml = " A YAML file, given first, uses the same names; a flag wins over it."
+    page.add(f"heedful {command} --help-all {less}.{'' if hasattr(config_class, 'NO_SETTINGS_FILE') else in_yaml}")
     return page.text
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from heedful.configs.peers import PeerSetting, peers
@@ -32,12 +32,13 @@ def _answer(name: str, settings: Collection[str]) -> str:
     name = name.lower()
     parts = name.split(".")
     for spelling in (".".join(parts[i:]) for i in range(len(parts))):
-        found = dict(_meanings(spelling, settings))
-        if len(found) == 1:
-            ((ours, (_, note)),) = found.items()
+        meanings = _meanings(spelling, settings)
+        if len(meanings) == 1:
+            ((ours, theirs),) = meanings.items()
+            note = min((one.note for _, one in theirs if one.note), key=len, default="")
             return f"; heedful's name is {_flag(ours)}" + (f" ({note})" if note else "")
-        if found:
-            each = (f"{_flag(ours)} for that of {title}" for ours, (title, _) in found.items())
+        if meanings:
+            each = (f"{_flag(ours)} for {_titles(theirs)}" for ours, theirs in meanings.items())
             return f"; heedful's name is {', '.join(each)}"
         if spelling in settings and spelling != name:
             return f"; heedful's name is {_flag(spelling)}"
@@ -49,16 +50,18 @@ def _answer(name: str, settings: Collection[str]) -> str:
     return f". Perhaps you meant {_flag(near[0])}" if near else ""
 
 
-def _meanings(name: str, settings: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """heedful's names for a name, each with the libraries that mean it so, and the shortest note."""
+def _meanings(name: str, settings: Collection[str]) -> dict[str, list[tuple[str, PeerSetting]]]:
+    """heedful's settings that a name may mean, each with the libraries and their settings that mean it."""
     found: dict[str, list[tuple[str, PeerSetting]]] = {}
     for title, one in _by_name().get(name, ()):
         ours = next((mine for mine in one.ours if mine in settings and mine != name), None)
         if ours is not None:
             found.setdefault(ours, []).append((title, one))
-    for ours, ones in found.items():
-        titles = list(dict.fromkeys(title for title, _ in ones))
-        yield ours, (" and ".join(titles[:MOST]), min((one.note for _, one in ones if one.note), key=len, default=""))
+    return found
+
+
+def _titles(theirs: Iterable[tuple[str, PeerSetting]]) -> str:
+    return " and ".join(list(dict.fromkeys(title for title, _ in theirs))[:MOST])
 
 
 @cache

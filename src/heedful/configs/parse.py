@@ -215,14 +215,14 @@ def _refuse_hidden(file: Path | None, from_yaml: Sequence[Given], flags: Collect
 def _with_flags(arguments: Sequence[str], config_class: type) -> list[str]:
     """Put flags before the first words, if the command takes words without flags.
 
-    A YAML file of settings may come first, as everywhere but in a command whose first word is another one (``TAKES_YAML``).
-    The last position takes all remaining words if it is a list.
+    A YAML file of settings may come first, unless the command takes none (``NO_SETTINGS_FILE``). The last position takes all
+    remaining words if it is a list.
     """
     names = getattr(config_class, "POSITIONAL", ())
-    has_settings = (
-        bool(arguments) and arguments[0].endswith((".yaml", ".yml")) and not hasattr(config_class, "TAKES_YAML")
+    is_settings = (
+        arguments and arguments[0].endswith((".yaml", ".yml")) and not hasattr(config_class, "NO_SETTINGS_FILE")
     )
-    if not names or not arguments or has_settings:
+    if not names or not arguments or is_settings:
         return list(arguments)
     most = len(arguments) if is_list(types_of(config_class)[names[-1]]) else len(names)
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:most]))

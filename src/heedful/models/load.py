@@ -321,7 +321,7 @@ def load_reward_model(
     Raises CheckpointError if the model has more than one output, no head, or no padding token.
     """
     source = resolve(model)
-    origin = _origin_of_scores(source, trains=seed is not None)
+    origin = _origin_reward_head(source, trains=seed is not None)
     name, adapters, four_bit = source.folder, source.adapters, options.get("four_bit")
     with explained(name, "sequence classifier"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)  # for missing layers below the head, such as a pooler
@@ -382,13 +382,13 @@ def load_reward_model(
     return loaded.to(options["device"])
 
 
-def _origin_of_scores(source: Source, *, trains: bool) -> OriginHead | None:
+def _origin_reward_head(source: Source, *, trains: bool) -> OriginHead | None:
     """The head of a reward model of LLaMA-Factory or OpenRLHF; None for other models.
 
     Raises CheckpointError for another library's critic. A policy with TRL's head may be trained: its head is then new.
     """
     origin = origin_head(source)
-    if origin is None or origin.scores:
+    if origin is None or origin.can_score:
         return origin
     if origin.origin == "TRL" and trains:
         return None

@@ -33,7 +33,7 @@ from heedful.models.source import Source, explained, load_config, resolve
 TRL_HEAD = "v_head."
 """Prefix of TRL's tensors. LLaMA-Factory trains TRL's module, and moves them to a file of their own."""
 SUMMARY = ("v_head.summary.weight", "v_head.summary.bias")
-FACTORY_FILES = ("value_head.safetensors", "value_head.bin")
+LLAMAFACTORY_FILES = ("value_head.safetensors", "value_head.bin")
 OPENRLHF = {
     "RewardModel": "reward model",
     "CriticModel": "critic",
@@ -54,8 +54,8 @@ class OriginHead:
     weight: Tensor
     """``[1, hidden]``, float32."""
     bias: float
-    scores: bool = True
-    """Whether it may score responses. TRL's is always the critic of a policy."""
+    can_score: bool = True
+    """Whether it may be a reward model's. TRL's is always a critic's."""
 
     def copy_to(self, head: nn.Linear) -> None:
         """Set a head's weight, and its bias if it has one. Raises CheckpointError if they do not fit."""
@@ -82,7 +82,9 @@ def origin_head(model: str | Source) -> OriginHead | None:
     """
     source = resolve(model)
     with explained(source.folder, "value head"):
-        heads = [head for head in (_factory(source), _trl(source), _openrlhf(source)) if head is not None]
+        heads = [
+            head for head in (_llamafactory(source), trl_head(source.folder), _openrlhf(source)) if head is not None
+        ]
     if len(heads) > 1:
         found = " and ".join(f"{head.origin}'s in {head.place}" for head in heads)
         raise CheckpointError(
@@ -111,25 +113,32 @@ def save_origin_head(source: Source, folder: Path) -> None:
         return
     tensors = {"weight": head.weight, "bias": torch.tensor([head.bias])}
     if head.origin == "LLaMA-Factory":
-        save_tensors(dict(zip(SUMMARY, tensors.values(), strict=True)), folder / FACTORY_FILES[0])
+        save_tensors(dict(zip(SUMMARY, tensors.values(), strict=True)), folder / LLAMAFACTORY_FILES[0])
     else:
         save_tensors(tensors, folder / VALUE_HEAD)
 
 
-def _factory(source: Source) -> OriginHead | None:
+def _llamafactory(source: Source) -> OriginHead | None:
     """LLaMA-Factory's head, in a file of its own."""
-    files = [path for name in FACTORY_FILES if (path := Path(source.folder) / name).is_file()]
+    files = [path for name in LLAMAFACTORY_FILES if (path := Path(source.folder) / name).is_file()]
     if not files:
         return None
     # Its versions before 0.2 left the prefix out.
-    tensors = {TRL_HEAD + name.removeprefix(TRL_HEAD): x for name, x in _read(files[0]).items()}
+    tensors = {TRL_HEAD + name.removeprefix(TRL_HEAD): x for name, x in read_tensors(files[0]).items()}
     return _of_trl(tensors, "LLaMA-Factory", str(files[0]))
 
 
-def _trl(source: Source) -> OriginHead | None:
-    """TRL's head, among the weights of the model; with adapters, alone in a file of that name."""
-    tensors = _stored(source.folder, TRL_HEAD)
-    return _of_trl(tensors, "TRL", source.folder) if tensors else None
+def trl_head(place: str, **hub: Any) -> OriginHead | None:
+    """TRL's head, among the weights of the model; with adapters, alone in a file of that name. None if there is none.
+
+    Args:
+        place: a folder, or a name on the Hub.
+        hub: of ``transformers.utils.cached_file``: token, revision, cache_dir.
+
+    Raises CheckpointError for a head of another form.
+    """
+    tensors = _stored(place, TRL_HEAD, **hub)
+    return _of_trl(tensors, "TRL", place) if tensors else None
 
 
 def _of_trl(tensors: dict[str, Tensor], origin: Literal["TRL", "LLaMA-Factory"], place: str) -> OriginHead:
@@ -139,7 +148,7 @@ def _of_trl(tensors: dict[str, Tensor], origin: Literal["TRL", "LLaMA-Factory"],
             f"{' and '.join(SUMMARY)}, so it cannot be read; save the model without this head, or with one of that form"
         )
     weight, bias = (tensors[name].float() for name in SUMMARY)
-    return OriginHead(origin, place, weight, float(bias), scores=origin == "LLaMA-Factory")
+    return OriginHead(origin, place, weight, float(bias), can_score=origin == "LLaMA-Factory")
 
 
 def openrlhf_kind(source: Source) -> str | None:
@@ -183,7 +192,7 @@ def _openrlhf(source: Source) -> OriginHead | None:
         )
     mean, std = _normalisation(config, source.folder)
     (weight,) = found.values()
-    return OriginHead("OpenRLHF", source.folder, weight.float() / std, -mean / std, scores=kind != "CriticModel")
+    return OriginHead("OpenRLHF", source.folder, weight.float() / std, -mean / std, can_score=kind != "CriticModel")
 
 
 def _normalisation(config: dict[str, Any], name: str) -> tuple[float, float]:
@@ -199,27 +208,28 @@ def _normalisation(config: dict[str, Any], name: str) -> tuple[float, float]:
     return float(mean), float(std)
 
 
-def _stored(place: str, *beginnings: str) -> dict[str, Tensor]:
+def _stored(place: str, *beginnings: str, **hub: Any) -> dict[str, Tensor]:
     """The tensors of a model, in a folder or on the Hub, whose names begin like this. Reads no others."""
     for name in ("model.safetensors", "pytorch_model.bin"):  # of both, transformers and TRL read the first
-        whole = _file(place, name)
+        whole = stored_file(place, name, **hub)
         if whole is not None:
-            return _read(whole, *beginnings)
-        index = _file(place, f"{name}.index.json")
+            return read_tensors(whole, *beginnings)
+        index = stored_file(place, f"{name}.index.json", **hub)
         if index is not None:
             parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = {file for tensor, file in parts.items() if tensor.startswith(beginnings)}
-            shards = [shard for file in sorted(files) if (shard := _file(place, file)) is not None]
-            return {tensor: x for shard in shards for tensor, x in _read(shard, *beginnings).items()}
+            shards = [shard for file in sorted(files) if (shard := stored_file(place, file, **hub)) is not None]
+            return {tensor: x for shard in shards for tensor, x in read_tensors(shard, *beginnings).items()}
     return {}
 
 
-def _file(place: str, name: str) -> Path | None:
-    path = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+def stored_file(place: str, name: str, **hub: Any) -> Path | None:
+    """The path of a file in a folder or in a repository of the Hub; None if it is not there."""
+    path = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **hub)
     return None if path is None else Path(path)
 
 
-def _read(path: Path, *beginnings: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, *beginnings: str) -> dict[str, Tensor]:
     """The tensors of a file whose names begin like this; all by default."""
     beginnings = beginnings or ("",)
     if path.suffix == ".safetensors":

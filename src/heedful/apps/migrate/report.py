@@ -7,12 +7,15 @@ from heedful.apps.migrate.translate import Fate, Row, Translation
 HEADINGS: dict[Fate, tuple[str, str]] = {
     "question": (
         "To be answered",
-        "What only you can tell. Write it into the file where it says `?`, or leave the line out.",
+        "Only you can tell. Replace the `?` in the YAML file, or leave the line out.",
     ),
     "lost": ("Not kept", "heedful has nothing of the kind, or not in this form; the result may differ."),
-    "differs": ("Kept, with another meaning", "Written, but it does not do quite the same."),
+    "differs": ("Kept, with another meaning", "Written; the last column says what is different."),
     "kept": ("Kept", "The same value and the same meaning."),
-    "default": ("Defaults that are written", "The file does not say them; the library's defaults are not heedful's."),
+    "default": (
+        "Defaults that are written",
+        "Your file does not set them, and heedful's defaults differ from the library's.",
+    ),
     "none": ("Without effect on the numbers", "Left out."),
 }
 
@@ -27,7 +30,8 @@ def report(title: str, done: Sequence[str], runs: Sequence[tuple[str, Translatio
     """
     lines = [f"# {title}", "", *_paragraphs(done)]
     for heading, run in runs:
-        lines += [f"## {heading}", "", f"Read as {run.peer.title}, version {run.version}.", ""]
+        version = f"version {run.version} (the newest with most of the settings, unless --version says another)"
+        lines += [f"## {heading}", "", f"Read as {run.peer.title}, {version}.", ""]
         for fate, (name, meaning) in HEADINGS.items():
             rows = [row for row in run.rows if row.fate == fate]
             if rows:
@@ -44,7 +48,7 @@ def _paragraphs(texts: Iterable[str]) -> Iterable[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterable[str]:
-    yield "| line | there | value | heedful | |"
+    yield "| line | setting | value | heedful | what to know |"
     yield "|---|---|---|---|---|"
     for row in rows:
         cells = (str(row.line or ""), f"`{row.name}`", _code(row.value), _code(row.ours), _cell(row.note))

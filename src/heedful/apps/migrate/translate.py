@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from heedful.apps.migrate.values import Named, shown, unsettled
+from heedful.apps.migrate.values import Imported, is_unknown, source_text
 from heedful.configs.peers import Peer, PeerSetting, peers
 from heedful.configs.settings import types_of
 from heedful.configs.trainers import TRAINERS
@@ -40,6 +41,10 @@ class Origin:
     """Where, by the same names."""
     sections: frozenset[str] | None = None
     """Those that the file has; defaults of others are not taken. None: all."""
+    first: str = ""
+    """The section of which defaults come before those of others."""
+    version: str = ""
+    """The library's, if the file shows it."""
 
 
 @dataclass
@@ -54,7 +59,9 @@ class Translation:
     written: dict[str, Any] = field(default_factory=dict)
     """heedful's settings."""
     rows: list[Row] = field(default_factory=list)
-    _read: set[str] = field(default_factory=set)
+    _claimed: set[str] = field(default_factory=set)
+    _by_file: set[str] = field(default_factory=set)
+    """heedful's settings that the file sets, by whatever name."""
 
     @property
     def peer(self) -> Peer:
@@ -77,27 +84,31 @@ class Translation:
         return self.peer.trainers[self.trainer].command
 
     @property
-    def hints(self) -> Mapping[str, Any]:
+    def setting_types(self) -> Mapping[str, Any]:
         """The types of the command's settings."""
-        return types_of(self.settings)
+        return types_of(self.config_class)
 
     @property
-    def settings(self) -> Any:
+    def config_class(self) -> Any:
         """The class of the command's settings."""
         return TRAINERS[self.command].settings()
 
-    @property
+    @cached_property
     def table(self) -> Mapping[str, PeerSetting]:
         """The origin's settings, by section and name."""
-        return self.peer.settings(self.trainer)
+        return self.peer.settings(self.trainer, self.origin.first)
 
-    def key(self, name: str) -> str:
-        """Section and name of a setting of which the name is given; the name itself if no section has it."""
+    def full_name(self, name: str) -> str:
+        """``Section.name`` of a setting, from its name alone or with its section; the name itself if no section has it."""
         return next((key for key in (*self.given, *self.table) if name in (key, key.partition(".")[2])), name)
+
+    def sets(self, name: str) -> bool:
+        """Whether the origin sets it; otherwise `value` is its default."""
+        return self.full_name(name) in self.given
 
     def value(self, name: str) -> Any:
         """What the origin sets, or its default."""
-        key = self.key(name)
+        key = self.full_name(name)
         if key in self.given:
             return self.given[key]
         return self.table[key].default(self.version) if key in self.table else None
@@ -110,133 +121,132 @@ class Translation:
     def write(self, name: str, value: Any) -> str:
         """Set heedful's setting; its text for a row."""
         self.written[name] = value
-        return f"{name}: {text(value)}"
+        return f"{name}: {yaml_text(value)}"
 
-    def row(self, fate: Fate, name: str, ours: str = "", note: str | None = None) -> None:
-        """What became of the origin's setting ``name``; without a note, the table's."""
-        key, value = self.key(name), self.value(name)
-        has = key in self.given or value is not None
-        table = self.table[key].note if key in self.table else ""
-        said = sentence(table if note is None else note)
-        self.rows.append(Row(fate, key, shown(value) if has else "", ours, said, self.origin.lines.get(key)))
+    def add_row(self, fate: Fate, name: str, ours: str = "", note: str | None = None) -> None:
+        """Report what became of the origin's setting ``name``; without a note, the table's."""
+        key, value = self.full_name(name), self.value(name)
+        of_table = self.table[key].note if key in self.table else ""
+        self.rows.append(
+            Row(
+                fate,
+                key,
+                source_text(value) if key in self.given or value is not None else "",
+                ours,
+                sentence(of_table if note is None else note),
+                self.origin.lines.get(key),
+            )
+        )
 
-    def became(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
-        """A row for a setting that was written: kept if the origin sets it, a default otherwise."""
-        fate: Fate = "default" if self.key(name) not in self.given else "differs" if differs else "kept"
-        self.row(fate, name, ours, note)
+    def add_written_row(self, name: str, ours: str = "", note: str | None = None, *, differs: bool = False) -> None:
+        """Report a setting that was written: as kept (or differs) if the origin sets it, as a default if it does not."""
+        fate: Fate = "default" if not self.sets(name) else "differs" if differs else "kept"
+        self.add_row(fate, name, ours, note)
 
-    def read(self, *names: str) -> bool:
-        """Whether the origin sets any of the names. They are somebody's from here on."""
-        keys = {self.key(name) for name in names}
-        self._read |= keys
+    def has_row(self, name: str) -> bool:
+        """Whether the report has what became of it."""
+        return any(row.name == self.full_name(name) for row in self.rows)
+
+    def claim(self, *names: str) -> bool:
+        """Take settings out of `translate_by_table`: the caller translates them. Returns whether the origin sets any."""
+        keys = {self.full_name(name) for name in names}
+        self._claimed |= keys
         return any(key in self.given for key in keys)
 
-    def asks(self, *names: str, ours: str) -> bool:
-        """Rows for those of the names of which only a run can tell the value; whether there are any."""
-        open_ones = [name for name in names if unsettled(self.value(name))]
-        for name in open_ones:
-            self.row("question", name, f"{ours}: ?")
-        return bool(open_ones)
+    def ask_if_unknown(self, *names: str, ours: str) -> bool:
+        """Report those of the settings as questions whose value only a run could tell. Returns whether there are any."""
+        unknown = [name for name in names if is_unknown(self.value(name))]
+        for name in unknown:
+            self.add_row("question", name, f"{ours}: ?")
+        return bool(unknown)
 
-    def translate(self) -> None:
-        """Settings that stand for themselves, and those that heedful must have for the origin's numbers."""
-        for name, value in self.peer.trainers[self.trainer].writes.items():
-            self.written.setdefault(name, value)
-        inherited = self.peer.inherited(self.trainer)
-        has = [
+    def translate_by_table(self) -> None:
+        """Write and report every setting that depends on no other, and what the trainer does without a setting."""
+        inherited, sections = self.peer.inherited(self.trainer, self.origin.first), self.origin.sections
+        defaults = [
             name
             for name in self.table
-            if self.origin.sections is None or name.partition(".")[0] in self.origin.sections
+            if name not in self.given
+            and name not in inherited
+            and (sections is None or name.partition(".")[0] in sections)
         ]
-        others = [name for name in has if name not in self.given and name not in inherited]
-        for name in [*(name for name in self.given if name in self.table), *others]:
-            if self.table[name].kind != "read" and name not in self._read:
-                self._one(name, self.table[name])
+        for name in [*(name for name in self.given if name in self.table), *defaults]:
+            if self.table[name].kind != "combined" and name not in self._claimed:
+                self._translate_one(name, self.table[name])
+        for ours, value in self.peer.trainers[self.trainer].writes.items():
+            if ours not in self.written:
+                always = "The trainer does so; none of its settings changes it."
+                self.rows.append(Row("default", self.trainer, "", self.write(ours, value), always))
 
-    def finish(self) -> None:
-        """Rows for what nothing has read."""
+    def add_remaining_rows(self) -> None:
+        """Report the origin's settings that have no row yet, so that none is dropped in silence."""
+        reported = {row.name for row in self.rows}
         for name, value in self.given.items():
+            if name in reported:
+                continue
             if name not in self.table:
-                self.row(
-                    "question", name, note=f"{self.peer.title} is not known to have it; nothing was written for it"
-                )
-            elif self.table[name].kind == "read" and name not in self._read:
-                fate: Fate = "question" if unsettled(value) else "lost"
-                self.row(fate, name, " ".join(self.table[name].ours))
-            elif name in self._read and not any(row.name == name for row in self.rows):
-                self.row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
+                note = f"{self.peer.title}: no such setting is known; nothing was written for it"
+                self.add_row("question", name, note=note)
+            elif self.table[name].kind == "combined" and name not in self._claimed and not is_unknown(value):
+                self.add_row("none" if is_off(value) else "lost", name, " ".join(self.table[name].ours))
+            else:
+                self.add_row("question", name, " ".join(f"{one}: ?" for one in self.table[name].ours))
 
-    def _one(self, name: str, setting: PeerSetting) -> None:
+    def _translate_one(self, name: str, setting: PeerSetting) -> None:
+        """Write and report a setting by its entry in the table; a default only if it makes heedful's numbers others."""
         is_given, value = name in self.given, self.value(name)
-        if is_given and not setting.is_in(self.version):
-            since = f"only from {setting.since} on" if setting.since else f"only before {setting.until}"
-            self.row(
-                "question",
-                name,
-                note=f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version",
-            )
-            return
-        if (not is_given and value is None) or not setting.is_in(self.version):
-            return
-        ours = next((one for one in setting.ours if one in self.hints), None)
-        if setting.kind == "none":
+        ours = next((one for one in setting.ours if one in self.setting_types), None)
+        if not setting.is_in(self.version):
             if is_given:
-                self.row("none", name, note=setting.note)
-        elif setting.kind == "lost":
-            has_no_effect = is_off(value) or any(value == one for one in setting.equal)
-            if is_given or (setting.equal and not has_no_effect):
-                self.row(
-                    "none" if has_no_effect else "lost",
-                    name,
-                    ours or "",
-                    "With this value it does nothing." if has_no_effect else None,
-                )
-        elif unsettled(value):
-            self.row(
-                "question",
-                name,
-                f"{ours}: ?" if ours else "",
-                " ".join(["Only a run can tell its value.", sentence(setting.note)]).strip(),
-            )
-        elif ours is None:
-            if is_given and not is_off(value):
-                self.row("lost", name, note=setting.note or f"heedful {self.command} has no such setting")
-        else:
-            self._written(name, setting, ours, value, is_given)
+                since = f"only from {setting.since} on" if setting.since else f"only before {setting.until}"
+                note = f"{self.peer.title} has it {since}, and {self.version} was assumed; see --version"
+                self.add_row("question", name, note=note)
+        elif setting.kind == "none":
+            if is_given:
+                self.add_row("none", name)
+        elif setting.kind == "lost" or ours is None:
+            if is_off(value) or value in setting.equal:
+                if is_given:
+                    self.add_row("none", name, ours or "", "With this value it does nothing.")
+            elif is_given or setting.equal:
+                self.add_row("lost", name, ours or "", setting.note or f"heedful {self.command} has no such setting")
+        elif is_unknown(value):
+            note = " ".join(["Only a run can tell its value.", sentence(setting.note)]).strip()
+            self.add_row("question", name, f"{ours}: ?", note)
+        elif is_given or value is not None:
+            self._write_one(name, setting, ours, value, is_given)
 
-    def _written(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
-        if setting.values and key_of(value) not in setting.values:
-            if is_given and value is not None:
-                allowed = " and ".join(setting.values)
-                self.row(
-                    "lost",
-                    name,
-                    note=f"heedful has what {allowed} {'is' if len(setting.values) == 1 else 'are'}. {setting.note}",
-                )
-            return
-        taken = setting.values[key_of(value)] if setting.values else value.name if isinstance(value, Named) else value
-        if taken is None and type(None) not in getattr(self.hints[ours], "__args__", ()):
-            return
-        if (
-            isinstance(taken, float)
-            and taken.is_integer()
-            and int in (self.hints[ours], *getattr(self.hints[ours], "__args__", ()))
-        ):
+    def _write_one(self, name: str, setting: PeerSetting, ours: str, value: Any, is_given: bool) -> None:
+        hint = self.setting_types[ours]
+        kinds = getattr(hint, "__args__", ()) or (hint,)
+        has_value = not setting.values or table_key(value) in setting.values
+        taken = setting.values.get(table_key(value)) if setting.values else value
+        if isinstance(taken, Imported):
+            taken = taken.name
+        if isinstance(taken, float) and taken.is_integer() and int in kinds and float not in kinds:
             taken = int(taken)  # top_k=0.0
-        is_ours = taken == getattr(self.settings, ours, None)
-        if is_given:
-            self.row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken), setting.note)
-        elif not is_ours:
-            self.row("default", name, self.write(ours, taken), setting.note)
+        if not has_value and value is not None:
+            if is_given:
+                has = f"heedful has what {' and '.join(setting.values)} {'is' if len(setting.values) == 1 else 'are'}"
+                self.add_row("lost", name, note=f"{has}. {setting.note}")
+        elif taken is None and type(None) not in kinds:
+            if is_given:
+                self.add_row("question", name, f"{ours}: ?", f"heedful's {ours} cannot be none. {setting.note}")
+        elif is_given:
+            self._by_file.add(ours)
+            self.add_row("differs" if setting.kind == "differs" else "kept", name, self.write(ours, taken))
+        elif taken != getattr(self.config_class, ours, None) and ours not in self._by_file:
+            self.add_row("default", name, self.write(ours, taken))
 
 
-def key_of(value: Any) -> str:
+def table_key(value: Any) -> str:
     """A value as a key of ``values`` in a table."""
-    return str(value).lower() if isinstance(value, bool) else value.name if isinstance(value, Named) else str(value)
+    return str(value).lower() if isinstance(value, bool) else value.name if isinstance(value, Imported) else str(value)
 
 
 def sentence(note: str) -> str:
-    """A note of a table, or several, as sentences."""
+    """A note of a table, with its full stop."""
+    note = note.strip()
     return note if not note or note.endswith((".", "?")) else f"{note}."
 
 
@@ -245,8 +255,8 @@ def is_off(value: Any) -> bool:
     return value is None or value is False or value in ("", "no", "none", 0)
 
 
-def text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A value as in YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "none" if value is None else str(value) if isinstance(value, str | int | float) else shown(value)
+    return "none" if value is None else str(value) if isinstance(value, str | int | float) else source_text(value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST = 10_000
-"""Characters of a text, and items of a list, that are put together from others."""
+"""Most characters of a text, and most items of a list, that are put together from others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +18,13 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Named:
+class Imported:
     """Something of another module, such as ``torch.bfloat16``."""
 
     name: str
 
     @property
-    def last(self) -> str:
+    def short_name(self) -> str:
         """The name without its module."""
         return self.name.rpartition(".")[2]
 
@@ -45,35 +45,44 @@ class Class:
 
     name: str
     fields: dict[str, Any]
+    base: Imported | None = None
+    """The class of a library that it extends."""
+    methods: dict[str, Function] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
-class Made:
-    """What a call returns, or an item of something: its parts are known, and not what it does."""
+class Call:
+    """A call of something outside the script, or an attribute or item of its result. What it returns is not known."""
 
     name: str
-    """``trl.GRPOConfig``; ``.map`` of a method, ``[]`` of an item."""
+    """``trl.GRPOConfig``; of a method or attribute ``.map``, of an item ``[]``."""
     args: list[Any]
     kwargs: dict[str, Any]
     line: int
     text: str
     """The expression."""
-    of: Any = None
-    """Whose method it is."""
+    owner: Any = None
+    """What the method, attribute or item belongs to."""
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each of ``kwargs`` stands."""
+    """Line of each of ``kwargs``."""
     command_line: dict[str, Any] | None = None
-    """Of a library's dataclass that a parser fills: the arguments that are given."""
+    """Of a library's dataclass that a parser fills: the arguments on the command line."""
+    made_by: Class | None = None
+    """The script's class; if it extends one of TRL, ``name`` is that."""
 
     @property
-    def last(self) -> str:
+    def short_name(self) -> str:
         """The name without its module."""
         return self.name.rpartition(".")[2]
 
     @property
     def is_object(self) -> bool:
         """Whether it is certainly not None: of a class, or loaded."""
-        return self.last[:1].isupper() or self.last in ("from_pretrained", "load_dataset", "get_peft_config")
+        return self.short_name[:1].isupper() or self.short_name in (
+            "from_pretrained",
+            "load_dataset",
+            "get_peft_config",
+        )
 
 
 Plain = int | float | str | bool | None
@@ -84,32 +93,35 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | bool | None)
 
 
-def unsettled(value: Any) -> bool:
+def is_unknown(value: Any) -> bool:
     """Whether only a run could tell a value."""
     if isinstance(value, list | tuple):
-        return any(map(unsettled, value))
-    return isinstance(value, Unknown | Made | Function)
+        return any(map(is_unknown, value))
+    return isinstance(value, Unknown | Call | Function)
 
 
-def truth(value: Any) -> bool | None:
+def truth_value(value: Any) -> bool | None:
     """Whether a condition holds; None if only a run could tell."""
-    if isinstance(value, Unknown | Made):
+    if isinstance(value, Unknown | Call):
         return None
-    return True if isinstance(value, Named | Function | Class) else bool(value)
+    return True if isinstance(value, Imported | Function | Class) else bool(value)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are certainly equal. Models of one name are, whatever classes load them."""
-    if isinstance(one, Made) and isinstance(other, Made) and one is not other:
-        return one.last == other.last == "from_pretrained" and one.args[:1] == other.args[:1] != []
-    return one is other or (isinstance(one, Named | Plain) and type(one) is type(other) and one == other)
+def certainly_equal(one: Any, other: Any) -> bool:
+    """Whether two values are certainly equal. Models of one name are, whatever classes load them, and an attribute of
+    something is itself."""
+    if isinstance(one, Call) and isinstance(other, Call) and one is not other:
+        if one.name.startswith(".") and not one.args and not one.kwargs:
+            return one.name == other.name and one.owner is other.owner is not None and not other.args
+        return one.short_name == other.short_name == "from_pretrained" and one.args[:1] == other.args[:1] != []
+    return one is other or (isinstance(one, Imported | Plain) and type(one) is type(other) and one == other)
 
 
-def shown(value: Any) -> str:
+def source_text(value: Any) -> str:
     """A value as a report writes it, on one line."""
-    if isinstance(value, Unknown | Made):
+    if isinstance(value, Unknown | Call):
         return value.text
-    if isinstance(value, Named | Function | Class):
+    if isinstance(value, Imported | Function | Class):
         return value.name
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_short(one)}" for key, one in value.items()) + "}"
@@ -120,4 +132,4 @@ def shown(value: Any) -> str:
 
 def _short(value: Any) -> str:
     """An item of a list or a mapping; one inside of another is not spelled out, as it may hold itself."""
-    return "..." if isinstance(value, dict | list | tuple) and value else shown(value)
+    return "..." if isinstance(value, dict | list | tuple) and value else source_text(value)

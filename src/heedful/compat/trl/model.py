@@ -1,26 +1,24 @@
 """A causal language model with TRL's value head: a linear layer on the last hidden states, on the policy's own trunk."""
 
 import copy
-import json
 import re
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import HfApi, get_token, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub import HfApi, get_token
 from peft import PeftConfig, PeftModel, PromptLearningConfig, get_peft_model, prepare_model_for_kbit_training
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from heedful.core.masking import at_least_float32
 from heedful.errors import CheckpointError, ConfigError, MachineError
+from heedful.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, OLD_WEIGHTS
+from heedful.models.origins import read_tensors, stored_file, trl_head
 from heedful.models.source import explained
 from heedful.redact import redact
 
@@ -156,8 +154,11 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             v_head_init_strategy=v_head_init_strategy,
             v_head_initializer_range=v_head_initializer_range,
         )
-        if isinstance(source, str | Path) and (head := _read_head(str(source), hub)):
-            wrapped.v_head.load_state_dict(head)
+        if isinstance(source, str | Path):
+            with explained(str(source), "value head"):
+                head = trl_head(str(source), **hub)
+            if head is not None:
+                head.copy_to(wrapped.v_head.summary)
         if reward_adapter is not None:
             wrapped._add_reward_adapter(reward_adapter, reward_adapter_name, hub)
         return wrapped
@@ -243,8 +244,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
                 "reward_adapter needs a policy that is an adapter on the same base model; pass peft_config too"
             )
         self.pretrained_model.load_adapter(adapter, name, is_trainable=False, **hub)
-        path = _find(adapter, "adapter_model.safetensors", hub) or _find(adapter, "adapter_model.bin", hub)
-        weights = {key: weight for key, weight in _read(path).items() if "score" in key.split(".")} if path else {}
+        path = stored_file(adapter, ADAPTER_WEIGHTS, **hub) or stored_file(adapter, OLD_WEIGHTS, **hub)
+        weights = (
+            {key: weight for key, weight in read_tensors(path).items() if "score" in key.split(".")} if path else {}
+        )
         head = {key.rpartition(".")[2]: weight for key, weight in weights.items()}
         if "weight" not in head:
             raise CheckpointError(
@@ -311,7 +314,7 @@ def _load(name: str, *, is_trainable: bool, hub: dict[str, Any], kwargs: dict[st
     is_quantized = kwargs.get("quantization_config") is not None
     dtype = kwargs.pop("torch_dtype", None)
     kwargs.setdefault("dtype", dtype or (torch.float16 if is_quantized else torch.float32))
-    if _find(name, "adapter_config.json", hub) is None:
+    if stored_file(name, ADAPTER_CONFIG, **hub) is None:
         return AutoModelForCausalLM.from_pretrained(name, **kwargs)
     base = PeftConfig.from_pretrained(name, **hub).base_model_name_or_path
     own = {key: value for key, value in kwargs.items() if key != "revision"}  # of the adapter, not of its base
@@ -342,40 +345,3 @@ def _peft_reads_an_old_name() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         yield
-
-
-def _find(name: str, file: str, hub: dict[str, Any]) -> Path | None:
-    """The path of a file in a folder or in a repository of the Hub; None if it is not there."""
-    if Path(name).is_dir():
-        path = Path(name) / file
-        return path if path.is_file() else None
-    with suppress(EntryNotFoundError, LocalEntryNotFoundError):
-        return Path(hf_hub_download(name, file, **hub))
-    return None
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _read_head(name: str, hub: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights ``v_head.*`` of a checkpoint, without that prefix; nothing if it has none."""
-    for file in ("model.safetensors", "pytorch_model.bin"):  # the first that is there is what transformers reads
-        if path := _find(name, file, hub):
-            return _head_in(path)
-        if index := _find(name, file + ".index.json", hub):
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            named = {shard for key, shard in shards.items() if key.startswith("v_head.")}
-            return {key: weight for shard in named for key, weight in _head_in(_find(name, shard, hub)).items()}
-    return {}
-
-
-def _head_in(path: Path | None) -> dict[str, Tensor]:
-    if path is None:
-        return {}
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            weights = {key: file.get_tensor(key) for key in file.keys() if key.startswith("v_head.")}  # noqa: SIM118
-    else:
-        weights = _read(path)
-    return {key.removeprefix("v_head."): weight for key, weight in weights.items() if key.startswith("v_head.")}

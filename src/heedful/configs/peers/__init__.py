@@ -31,9 +31,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-Kind = Literal["same", "differs", "read", "lost", "none"]
-"""same: ``ours`` takes the value, and it means the same. differs: it takes it, and does not do quite the same. read: it goes
-to ``ours`` together with others. lost: heedful has nothing of the kind. none: it changes no number."""
+Kind = Literal["same", "differs", "combined", "lost", "none"]
+"""same: ``ours`` takes the value, and it means the same. differs: ``ours`` takes it, with another meaning. combined: it makes
+``ours`` together with other settings. lost: heedful has nothing of the kind. none: it changes no number."""
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -106,20 +106,21 @@ class Peer:
     trainers: Mapping[str, PeerTrainer]
     sections: Mapping[str, Mapping[str, PeerSetting]]
 
-    def settings(self, trainer: str) -> dict[str, PeerSetting]:
-        """The settings of a trainer, by section and name: ``GRPOConfig.beta``. More special sections come first; those of no
-        trainer belong to all, and come last."""
+    def settings(self, trainer: str, first: str = "") -> dict[str, PeerSetting]:
+        """The settings of a trainer, by section and name: ``GRPOConfig.beta``. More special sections come first, or the one
+        that is named; those of no trainer belong to all, and come last."""
         of_trainers = {section for one in self.trainers.values() for section in one.config}
         shared = [section for section in self.sections if section not in of_trainers]
+        own = sorted(self.trainers[trainer].config, key=lambda section: section != first)
         return {
             f"{section}.{name}": one
-            for section in (*self.trainers[trainer].config, *shared)
+            for section in (*own, *shared)
             for name, one in self.sections.get(section, {}).items()
         }
 
-    def inherited(self, trainer: str) -> set[str]:
+    def inherited(self, trainer: str, first: str = "") -> set[str]:
         """Settings that a more special section of the trainer has under the same name."""
-        keys = list(self.settings(trainer))
+        keys = list(self.settings(trainer, first))
         names = [key.partition(".")[2] for key in keys]
         return {key for place, key in enumerate(keys) if names[place] in names[:place]}
 
