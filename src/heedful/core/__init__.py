@@ -12,6 +12,7 @@ from heedful.core.advantages import *
 from heedful.core.agreement import *
 from heedful.core.best_of_n import *
 from heedful.core.direct_losses import *
+from heedful.core.distillation import *
 from heedful.core.entropy_control import *
 from heedful.core.importance import *
 from heedful.core.intervals import *
