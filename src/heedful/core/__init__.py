@@ -19,6 +19,7 @@ from heedful.core.intervals import *
 from heedful.core.kl_control import *
 from heedful.core.logprobs import *
 from heedful.core.masking import *
+from heedful.core.overoptimisation import *
 from heedful.core.policy_losses import *
 from heedful.core.preference_losses import *
 from heedful.core.responses import *

@@ -13,7 +13,7 @@ from heedful.kernels.head_logprobs import KEPT, cap_slope, float32_blocks, matri
 
 
 class Head(NamedTuple):
-    """Output head of a language model: ``logits = scale cap tanh((h W^T + b) / cap)``, without a cap ``scale (h W^T + b)``."""
+    """Output head of a language model: ``scale cap tanh((h W^T + b) / cap)``; without a cap ``scale (h W^T + b)``."""
 
     weight: Float[Tensor, "vocab hidden"]
     bias: Float[Tensor, " vocab"] | None = None
@@ -75,7 +75,7 @@ def head_divergence(
         _Map(teacher_head.scale, teacher_head.cap, compute_dtype or teacher_hidden.dtype),
         torch.is_grad_enabled(),
     )
-    of_teacher = (None if x is None else x.detach() for x in (teacher_hidden, teacher_head.weight, teacher_head.bias))
+    of_teacher = teacher_hidden, teacher_head.weight, teacher_head.bias
     return HeadDivergence(*_HeadDivergence.apply(hidden, head.weight, head.bias, *of_teacher, options))
 
 
