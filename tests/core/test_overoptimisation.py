@@ -222,6 +222,8 @@ def test_intervals_hold_the_truth_where_a_bootstrap_of_few_runs_does_not():
 
 
 def test_what_determines_no_fit_is_refused():
+    with pytest.raises(ValueError, match="do not determine a and b; it needs gains at two or more different distances"):
+        fit_gain([1.0, 1.0 + 1e-7], [0.0, 1.0], "best-of-n")
     with pytest.raises(ValueError, match=r"form 'best-of-n': distances \[0.0, 1.0\] do not determine a and b"):
         fit_gain([0.0, 1.0], [0.0, 1.0], "best-of-n")
     with pytest.raises(ValueError, match="distances has 1 points, but gains has 2"):
