@@ -396,7 +396,9 @@ def test_another_example_runs_and_learns(example, learner, tmp_path, capsys, nam
 def test_distil_by_hand_learns(example, learner, tmp_path, exact):
     """From a teacher with other random weights, whose distributions are less even."""
     heedful.make_tiny_model("gpt2", tmp_path / "teacher", hidden_size=64, max_length=128, seed=1, initializer_range=0.1)
-    kls = example("distil_by_hand", steps=4 if exact else 10, max_new_tokens=8).main(learner, tmp_path / "teacher", exact=exact)
+    kls = example("distil_by_hand", steps=4 if exact else 10, max_new_tokens=8).main(
+        learner, tmp_path / "teacher", exact=exact
+    )
     assert kls[-1] < 0.9 * kls[0]
 
 
