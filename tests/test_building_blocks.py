@@ -392,6 +392,24 @@ def test_another_example_runs_and_learns(example, learner, tmp_path, capsys, nam
     assert not is_whole or rise(rewards) > margin
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_distil_by_hand_learns(example, learner, tmp_path, exact):
+    """From a teacher with other random weights, whose distributions are less even."""
+    heedful.make_tiny_model("gpt2", tmp_path / "teacher", hidden_size=64, max_length=128, seed=1, initializer_range=0.1)
+    kls = example("distil_by_hand", steps=4 if exact else 10, max_new_tokens=8).main(
+        learner, tmp_path / "teacher", exact=exact
+    )
+    assert kls[-1] < 0.9 * kls[0]
+
+
+def test_cliff_by_hand_finds_where_gold_turns(example):
+    """The line in log n, which never turns, is too high at n = 512; Gao's form is not."""
+    turns, errors = example("cliff_by_hand").main()
+    assert turns[1] < turns[0] < turns[2] < 512
+    assert errors["log-n"].low > 0
+    assert errors["best-of-n"].low < 0 < errors["best-of-n"].high
+
+
 def test_the_engine_of_the_example_samples_from_the_top(example, policy):
     """From the top token alone it is greedy; so it is from tokens that together have no probability."""
     greedy = heedful.LocalEngine(policy, max_new_tokens=8, temperature=0).generate(QUESTIONS)

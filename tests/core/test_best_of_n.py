@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.core import best_row, expected_best, kl_bound, pass_at_k
+from heedful.core import best_row, expected_best, kl_bound, n_of_kl, pass_at_k
 
 
 def test_kl_bound_by_hand():
@@ -76,3 +76,25 @@ def test_pass_at_k_of_many_responses_neither_overflows_nor_cancels():
 def test_pass_at_k_refuses_what_has_no_meaning(n, correct, k):
     with pytest.raises(ValueError, match=r"pass_at_k: .* must be between"):
         pass_at_k(n, correct, k)
+
+
+def test_expected_best_of_some_sizes():
+    every = expected_best([1.0, 3.0, 2.0, 0.5], [10.0, 30.0, 50.0, 7.0])
+    assert expected_best([1.0, 3.0, 2.0, 0.5], [10.0, 30.0, 50.0, 7.0], sizes=[4, 2]) == [every[3], every[1]]
+    with pytest.raises(ValueError, match=r"expected_best: sizes must be from 1 to the 4 responses, got \[0, 5\]"):
+        expected_best([1.0, 3.0, 2.0, 0.5], [10.0, 30.0, 50.0, 7.0], sizes=[0, 5])
+
+
+def test_n_of_kl_by_hand():
+    assert n_of_kl(0.0) == 1.0
+    assert n_of_kl(0.19314718055994531) == pytest.approx(2.0, rel=1e-14)
+    assert n_of_kl(0.6362943611198906) == pytest.approx(4.0, rel=1e-14)
+    assert n_of_kl(709.0) == math.inf
+    with pytest.raises(ValueError, match="n_of_kl: the KL must be at least 0, got -1"):
+        n_of_kl(-1.0)
+
+
+@given(st.floats(1e-12, 700))
+def test_n_of_kl_is_the_inverse_of_kl_bound(kl):
+    n = n_of_kl(kl)
+    assert math.log(n) + math.expm1(-math.log(n)) == pytest.approx(kl, rel=1e-9, abs=1e-12)

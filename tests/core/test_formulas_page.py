@@ -15,14 +15,16 @@ import pytest
 
 from heedful import core
 from heedful.cli.main import COMMANDS
+from heedful.kernels.head_divergence import head_divergence
 from heedful.kernels.head_logprobs import head_logprobs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
 PUBLIC = {name: getattr(core, name) for name in core.__all__ if callable(getattr(core, name))}
-PUBLIC |= {"head_logprobs": head_logprobs}
-"""What has an entry: the public names of core, and the kernel that has formulas of its own."""
-CALLS = {name: f"core.{name}(" for name in core.__all__} | {"head_logprobs": ">>> head_logprobs("}
+KERNELS = {"head_divergence": head_divergence, "head_logprobs": head_logprobs}
+PUBLIC |= KERNELS
+"""What has an entry: the public names of core, and the kernels that have formulas of their own."""
+CALLS = {name: f"core.{name}(" for name in core.__all__} | {name: f">>> {name}(" for name in KERNELS}
 
 
 def entries(page):

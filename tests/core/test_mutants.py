@@ -21,7 +21,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 import heedful.core
 
-ROOMS = {"head_logprobs": "kernels", "layers": "kernels.cpu"}
+ROOMS = {"head_divergence": "kernels", "head_logprobs": "kernels", "layers": "kernels.cpu"}
 """Where a module is, if not in core; its tests are in tests/kernels."""
 CORE = Path(heedful.core.__file__).parent
 TESTS = {
@@ -228,4 +228,4 @@ def test_every_public_name_of_the_core_has_a_mutant():
                 names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
                 mutated.update(names or [target.id for target in getattr(node, "targets", [])])
     assert {"gae", "cispo", "SMALLEST_STD"} <= public_names()
-    assert {*public_names(), "head_logprobs"} <= mutated
+    assert {*public_names(), "head_divergence", "head_logprobs"} <= mutated

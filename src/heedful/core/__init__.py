@@ -12,12 +12,14 @@ from heedful.core.advantages import *
 from heedful.core.agreement import *
 from heedful.core.best_of_n import *
 from heedful.core.direct_losses import *
+from heedful.core.distillation import *
 from heedful.core.entropy_control import *
 from heedful.core.importance import *
 from heedful.core.intervals import *
 from heedful.core.kl_control import *
 from heedful.core.logprobs import *
 from heedful.core.masking import *
+from heedful.core.overoptimisation import *
 from heedful.core.policy_losses import *
 from heedful.core.preference_losses import *
 from heedful.core.responses import *

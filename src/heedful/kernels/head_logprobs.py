@@ -89,9 +89,9 @@ class _HeadLogprobs(torch.autograd.Function):
         kept, in_place = [], _writes_over(states, options)
         logprobs = torch.empty(ids.shape, dtype=at_least_float32(states[:0]).dtype, device=ids.device)
         entropy = torch.zeros_like(logprobs)
-        for chunk in _chunks(ids, weight.shape[0], learns=learns):
+        for chunk in token_chunks(ids, weight.shape[0], learns=learns):
             logits = linear(states[chunk], matrix, shift)
-            for block in _blocks(logits):
+            for block in float32_blocks(logits):
                 place = logits[block] if in_place else None
                 logp = torch.log_softmax(_scaled(logits[block], options), -1, out=place)
                 logprobs[chunk][block] = logp.gather(-1, ids[chunk][block].unsqueeze(-1)).squeeze(-1)
@@ -118,10 +118,10 @@ class _HeadLogprobs(torch.autograd.Function):
         ]
         d_hidden, d_weight, d_bias = like
         are_logprobs = bool(kept) and _writes_over(states, ctx.options)
-        for i, chunk in enumerate(_chunks(ids, matrix.shape[0], learns=d_weight is not None)):
+        for i, chunk in enumerate(token_chunks(ids, matrix.shape[0], learns=d_weight is not None)):
             logits = kept[i] if kept else linear(states[chunk], matrix, shift)
             d_logits = torch.empty_like(logits)
-            for block in _blocks(logits):
+            for block in float32_blocks(logits):
                 _write_gradient(
                     d_logits[block],
                     logits[block],
@@ -135,7 +135,7 @@ class _HeadLogprobs(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[chunk] = product(d_logits, matrix)
             if d_weight is not None:
-                for part in _parts(matrix):
+                for part in matrix_parts(matrix):
                     d_weight[part] += product(d_logits.t()[part], states[chunk])
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=d_bias.dtype)
@@ -149,17 +149,20 @@ def _writes_over(states: Tensor, options: _Options) -> bool:
     return options.cap is None and states.device.type == "cpu" and torch.finfo(states.dtype).bits >= 32
 
 
-def _chunks(ids: Tensor, vocab: int, *, learns: bool) -> list[slice]:
+def token_chunks(ids: Tensor, vocab: int, *, learns: bool) -> list[slice]:
+    """Slices of tokens whose logits are computed at a time."""
     smallest = LEARNED_CHUNK if learns and ids.device.type != "cpu" else SMALLEST_CHUNK
     size = max(smallest, CHUNK // vocab)
     return [slice(start, start + size) for start in range(0, ids.shape[0], size)]
 
 
-def _parts(matrix: Tensor) -> list[slice]:
+def matrix_parts(matrix: Tensor) -> list[slice]:
+    """Slices of the head's rows whose gradient is computed at a time."""
     return [slice(start, start + PART) for start in range(0, matrix.shape[0], PART)]
 
 
-def _blocks(logits: Tensor) -> list[slice]:
+def float32_blocks(logits: Tensor) -> list[slice]:
+    """Slices of a chunk's tokens that are converted to float32 at a time."""
     size = max(1, (CPU_BLOCK if logits.device.type == "cpu" else BLOCK) // logits.shape[1])
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
@@ -198,12 +201,13 @@ def _write_gradient(  # noqa: PLR0917  one number per token each, all needed
         d = (torch.softmax(x, -1, out=place) if place.dtype == x.dtype else x.softmax(-1)).mul_(-g)
     d.scatter_add_(-1, ids, g)
     if options.cap is not None:
-        d = d * _slope(kept, options.cap)
+        d = d * cap_slope(kept, options.cap)
     if d is not place:
         place.copy_(d)
 
 
-def _slope(logits: Tensor, cap: float) -> Tensor:
+def cap_slope(logits: Tensor, cap: float) -> Tensor:
+    """Derivative of the capped logits by the logits before the cap."""
     return 1 - torch.tanh(at_least_float32(logits) / cap).square()
 
 
