@@ -25,12 +25,12 @@ from heedful.configs.tools import DemoConfig
 PRETRAINING = 20
 ARMS: dict[str, dict[str, Any]] = {
     "default": {},
-    "adaptive lambda": {"gae_lambda_alpha": 1.5, "value_lambda": 1.0},
+    "adaptive lambda": {"gae_lambda": 0.95, "gae_lambda_alpha": 1.5, "value_lambda": 1.0},
     "own critic": {"critic": "separate"},
     "own critic, 4 epochs": {"critic": "separate", "value_epochs": 4},
     "own critic, pretrained": {"critic": "separate"},
 }
-"""Lambda is 1 in the demo, for values too. Alpha is that for short answers."""
+"""Lambda is 1 in the demo, for values too. Alpha is that for short answers; beside it gae_lambda is left at its default."""
 
 
 def pretrained(ppo: heedful.PPOConfig, folder: Path) -> str:
