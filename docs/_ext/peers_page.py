@@ -19,11 +19,12 @@ KINDS = {"same": "same", "differs": "differs", "combined": "combined", "lost": "
 
 
 def rows(settings):
-    yield from ("| setting | heedful | | |", "|---|---|---|---|")
+    yield from ("| setting | heedful | what to know |", "|---|---|---|")
     for name, one in settings.items():
         if one.kind in KINDS:
             ours = ", ".join(f"`{mine}`" for mine in one.ours)
-            cells = (f"`{name}`", ours, KINDS[one.kind], one.note)
+            said = f"*{KINDS[one.kind]}*" + (f": {one.note}" if one.note else "")
+            cells = (f"`{name}`", ours, said)
             yield "| " + " | ".join(cell.replace("|", "\\|").replace("<", "\\<") for cell in cells) + " |"
 
 
