@@ -36,7 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def pretrained(ppo: heedful.PPOConfig, folder: Path) -> str:
     """A critic of the SFT model's answers."""
     shared = ("model", "data", "rewards", "seed", "device", "dtype", "rollout_batch_size", "minibatch_size")
-    shared += ("micro_batch_size", "rollout_micro_batch_size", "max_new_tokens", "temperature", "kl_coef")
+    shared += ("micro_batch_size", "rollout_micro_batch_size", "max_new_tokens", "temperature")
     shared += ("missing_eos_penalty", "score_norm_samples", "eval_fraction", "sample_every")
     settings = heedful.CriticConfig(
         **{name: getattr(ppo, name) for name in shared},
