@@ -395,3 +395,12 @@ def test_a_script_without_end_is_refused_soon(migrated):
 def test_a_question_of_a_long_text_is_short(migrated):
     _, _, folder = migrated("题.py", grpo(settings=f"learning_rate=查('{'长' * 5000}')"))
     assert max(map(len, (folder / "grpo.yaml").read_text(encoding="utf-8").splitlines())) < 400
+
+
+@pytest.mark.parametrize("given", ["project=f'组-{name()}', report_to='trackio'", "report_to=name(), project='组'"])
+def test_a_tracker_that_only_a_run_can_name_is_a_question(migrated, row, given):
+    script = f"import trl\ntrl.SFTTrainer('模型', args=trl.SFTConfig(output_dir='o', {given}))\n"
+    outcome, settings, folder = migrated("题.py", script)
+    assert outcome.status == 0
+    assert not {"track", "track_project"} & set(settings)
+    assert row(folder, f"TrainingArguments.{given.split('=')[0]}")[0] == "To be answered"

@@ -158,6 +158,10 @@ def trackers(run: Translation) -> None:
     names = ("report_to", "use_swanlab", "ppo_logger")
     if not run.claim(*names, "project", "swanlab_project"):
         return
+    if run.ask_if_unknown(*names, ours="track") or run.ask_if_unknown(
+        "project", "swanlab_project", ours="track_project"
+    ):
+        return
     given = [run.value(name) for name in names if run.sets(name)]
     wanted = [str(one) for value in given for one in (value if isinstance(value, list | tuple) else [value])]
     wanted += ["swanlab"] if run.value("use_swanlab") is True else []

@@ -16,7 +16,7 @@ from heedful.apps.migrate.objects import (
     reward_name,
 )
 from heedful.apps.migrate.script import SAME, Script
-from heedful.apps.migrate.translate import Origin, Row, Translation, yaml_text
+from heedful.apps.migrate.translate import Fate, Origin, Row, Translation, yaml_text
 from heedful.apps.migrate.values import Call, Function, Imported, certainly_equal, is_unknown, source_text
 from heedful.configs.peers import peers, version_key
 
@@ -223,8 +223,8 @@ def _rewards(run: Translation, script: Script, files: dict[str, str], output: Pa
             names += [name] if name else []
             is_whole = is_whole and bool(name)
             if note:
-                fate = "differs" if name else "question"
-                run.rows.append(Row(fate, f"reward {source_text(one):.100}", "", name or "rewards: ?", note, line))  # type: ignore[arg-type]
+                fate: Fate = "differs" if name else "question"
+                run.rows.append(Row(fate, f"reward {source_text(one):.100}", "", name or "rewards: ?", note, line))
     if functions or library:
         imports = "".join(f"from {one.name.rpartition('.')[0]} import {one.short_name}\n" for one in library)
         copied, missing = functions_file(script, functions) if functions else ("", [])
